@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from table import circumstances, markdown, put
 from vestige.collect.forward import logits_at
+from vestige.models.attention import without_copies
 from vestige.models.cache import SlotCache
-from vestige.models.calling import without_copies
 
 OPEN, CLOSE = "<!-- decoding table -->", "<!-- /decoding table -->"
 WIDTH, INNER, KEPT, VOCABULARY, LAYERS = 576, 1536, 192, 49152, 30

@@ -211,7 +211,7 @@ def bd3lm_cached(move: Move) -> Outcome:
 
 def gemma(move: Move) -> Outcome:
     from gemma_tools import shared_gemma
-    from vestige.models.canvas import canvas_predictor
+    from vestige.models.diffusion import canvas_predictor
 
     predictor, cost = canvas_predictor(move(copy.deepcopy(shared_gemma())), None), Cost()
     denoising = Denoising("diffusion_gemma", steps_per_block=6, max_new_tokens=16, t_max=0.3, t_min=0.1)

@@ -82,7 +82,7 @@ def test_an_architecture_that_refuses_is_foreign() -> None:
 
 
 def test_an_architecture_behind_our_own_wrapper_is_foreign_too() -> None:
-    from vestige.models.foreign import watch_forward
+    from vestige.models.reading import watch_forward
 
     model = Stubborn()
     watch_forward(model, "x")

@@ -17,7 +17,7 @@ from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector, default_limits, distinct
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
-from vestige.models import calling
+from vestige.models import attention
 from vestige.types import Target, TokenStats
 
 MODELS = [(n, a) for n in ARCHITECTURES for a in ("eager", "sdpa") if not (a == "sdpa" and n in EAGER_ONLY)]
@@ -371,7 +371,7 @@ def test_long_rows_attend_in_stretches_to_fewer_keys(llama: Any, monkeypatch: py
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     monkeypatch.setattr(forward, "STRETCH", 16)
-    whole, kernel = ALL_ATTENTION_FUNCTIONS["sdpa"], calling.scaled_dot_product_attention
+    whole, kernel = ALL_ATTENTION_FUNCTIONS["sdpa"], attention.scaled_dot_product_attention
     seen: list[tuple[int, int]] = []
 
     def counting(query: Any, key: Any, *args: Any, **options: Any) -> Any:

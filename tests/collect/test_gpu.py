@@ -17,7 +17,7 @@ from pretend_gpu import OtherDevice, PretendTensor, on_gpu, pretending
 from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector
 from vestige.collect.tree import Limits
-from vestige.models import calling as sending
+from vestige.models import attention as sending
 
 TWO = {"": "cuda:0", "model.layers.1": "cuda:1", "model.norm": "cuda:1", "lm_head": "cuda:1"}
 CAUSAL = [p for p in PATHS if not p.diffusion]

@@ -12,7 +12,7 @@ import torch
 from vestige.collect.answers import distinct, plan
 from vestige.collect.forward import tree_mask
 from vestige.collect.tree import Limits, PackedRow, Packing, Tree, build_tree, pack, split_rows
-from vestige.models.calling import additive
+from vestige.models.attention import additive
 from vestige.types import Target
 
 VOCAB = 50

@@ -14,8 +14,8 @@ from collect_tools import VOCAB, model_of
 from vestige.collect import forward
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
-from vestige.models import calling
-from vestige.models.calling import attending, grouped, shares_keys, without_copies
+from vestige.models import attention
+from vestige.models.attention import attending, grouped, shares_keys, without_copies
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ def test_a_torch_without_the_option_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     def old(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
         raise AssertionError("not reached: the option is refused before")
 
-    calling._reads_shared_keys.cache_clear()
+    attention._reads_shared_keys.cache_clear()
     monkeypatch.setattr(calling, "scaled_dot_product_attention", old)
     try:
         assert not shares_keys(model_of("llama"))
     finally:
-        calling._reads_shared_keys.cache_clear()
+        attention._reads_shared_keys.cache_clear()
 
 
 def test_an_error_inside_puts_the_library_back() -> None:

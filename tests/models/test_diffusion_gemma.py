@@ -28,7 +28,7 @@ from vestige.errors import UserError
 from vestige.metrics.revocation import first_accepted, revoked
 from vestige.metrics.trajectory import follow, sigma
 from vestige.models.args import ModelArgs
-from vestige.models.canvas import CanvasPredictor, canvas_predictor
+from vestige.models.diffusion import CanvasPredictor, canvas_predictor
 from vestige.models.load import load_model
 from vestige.report.traces import row_traces
 from vestige.samplers import Pass, Sampled, infill, sample

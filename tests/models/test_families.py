@@ -23,8 +23,7 @@ from vestige.models.args import ModelArgs
 from vestige.models.families import FAMILIES, Family
 from vestige.models.fingerprint import fingerprint
 from vestige.models.load import LoadedModel, load_model, load_tokenizer
-from vestige.models.native import native_name, published_name
-from vestige.models.publish import save_published
+from vestige.models.native import native_name, published_name, save_published
 from vestige.types import Prompt
 from vestige.wants import DenoiseWant, Denoising
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector, default_limits
 from vestige.collect.forward import tree_mask
-from vestige.models import flex
+from vestige.models import attention
 from vestige.types import Target, TokenStats
 
 VOCAB = 60
@@ -58,7 +58,7 @@ def test_the_rule_is_the_dense_mask() -> None:
                 open_ends.append(int(draw.integers(i + 1, open_ends[-1] + 1)))
                 row[i] = open_ends[-1]
         hidden = torch.from_numpy(draw.random((3, width)) < 0.3)
-        blocks = flex.tree_blocks(torch.from_numpy(end), hidden)
+        blocks = attention.tree_blocks(torch.from_numpy(end), hidden)
         cells = create_mask(blocks.mask_mod, 3, None, width, width, device="cpu")[:, 0]
         assert torch.equal(cells, tree_mask(torch.from_numpy(end), hidden))
 
@@ -72,7 +72,7 @@ def test_it_is_off_unless_set(monkeypatch: pytest.MonkeyPatch, model: Any) -> No
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs g++")
 def test_the_compiled_kernel_scores_alike(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
     usual = scored(model, Cost())
-    calls, real = [], flex._kernel()
+    calls, real = [], attention._kernel()
     monkeypatch.setattr(flex, "TREES", True)
     monkeypatch.setattr(flex, "_kernel", lambda: lambda *args, **more: calls.append(1) or real(*args, **more))
     cost = Cost()

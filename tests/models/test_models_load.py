@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from models_tools import SENTENCES, logits, save, tiny_model, tiny_tokenizer, write_gguf
 from vestige.errors import UserError
 from vestige.models import args as choose
-from vestige.models import checks, gguf_file, hub, load
+from vestige.models import checks, load, locate, quantised
 from vestige.models.load import LoadedModel, ModelArgs, load_model, load_tokenizer, wrap_model
 from vestige.models.tokenizer import tokenizer_facts
 
@@ -238,7 +238,7 @@ def test_a_gguf_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     load_tokenizer(ModelArgs(str(file)))  # as `eval` does before it loads the model
     loaded = load_model(ModelArgs(str(file)))
     assert parsed == [str(file)]
-    assert gguf.GGUFReader is Counting and not gguf_file._kept
+    assert gguf.GGUFReader is Counting and not quantised._kept
     load_tokenizer(ModelArgs(str(file)))
     write_gguf(file, tiny_model(seed=5), tiny_tokenizer())  # another file of the same name is another parse
     again = load_model(ModelArgs(str(file)))
@@ -352,8 +352,8 @@ def test_hub_errors_by_their_type() -> None:
         errors.RevisionNotFoundError: "has no revision 'v9'",
         errors.HfHubHTTPError: "the hub cannot be reached",
     }.items():
-        assert words in str(hub.hub_error("org/model", args, kind("no", response=response)))
-    assert "set HF_HOME" in str(hub.hub_error("org/model", args, PermissionError(13, "no", "/cache")))
+        assert words in str(locate.hub_error("org/model", args, kind("no", response=response)))
+    assert "set HF_HOME" in str(locate.hub_error("org/model", args, PermissionError(13, "no", "/cache")))
 
 
 def test_a_cached_hub_snapshot_loads_offline(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from vestige.data.context import Context
 from vestige.data.datasets import build_rows, make_context
 from vestige.data.rows import read_file
 from vestige.errors import UserError
-from vestige.models.four_bit import repair
 from vestige.models.load import ModelArgs, load_model, load_tokenizer
+from vestige.models.quantised import repair
 from vestige.show.stress_plots import recovery_curve, recovery_points
 from vestige.stress.attacks import RELEARNING, prune, prune_weights, quantise
 from vestige.stress.copies import lesson_rows

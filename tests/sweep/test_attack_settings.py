@@ -12,7 +12,7 @@ import torch
 from conftest import GOLDEN, LAB
 from sweep_tools import METRIC, started, write_plan
 from vestige.cli import main
-from vestige.models import four_bit
+from vestige.models import quantised
 from vestige.models.args import compute_dtype
 from vestige.models.load import ModelArgs, load_model
 
@@ -100,8 +100,8 @@ def test_another_compute_type_is_other_evidence(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_layers_read_back_by_us_multiply_in_the_compute_type(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With AVX-512 bitsandbytes reads llada's tiny layers wrongly, without it rightly: here it always does."""
-    read = four_bit._as_read
-    monkeypatch.setattr(four_bit, "_as_read", lambda weight, state: read(weight, state) + (state.shape[0] > 1))
+    read = quantised._as_read
+    monkeypatch.setattr(quantised, "_as_read", lambda weight, state: read(weight, state) + (state.shape[0] > 1))
     args = ModelArgs(str(GOLDEN / "families" / "llada"), device="cpu", quantization="4bit", compute_dtype=dtype)
     model = load_model(args).model
     assert compute_dtype(model) == dtype

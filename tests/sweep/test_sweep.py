@@ -24,7 +24,7 @@ from sweep_tools import METRIC, WHOLE, note, started, write_plan
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
-from vestige.models.hub import hub_error, repository_size
+from vestige.models.locate import hub_error, repository_size
 from vestige.store.directories import seal
 from vestige.sweep import pool, tasks
 from vestige.sweep.board import Board
@@ -457,7 +457,7 @@ def test_what_cannot_be_fetched_or_would_fill_the_disk_is_said(tmp_path: Path) -
 
 
 def test_a_sweep_fetches_uses_and_clears(tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real path through models/hub.py; only the download itself is made here."""
+    """The real path through models/locate.py; only the download itself is made here."""
     import huggingface_hub
     from huggingface_hub import constants
 

@@ -24,9 +24,8 @@ from vestige.collect.safety import Halving, check_fit, check_tokens
 from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
-from vestige.models.calling import send
-from vestige.models.canvas import CanvasPredictor
-from vestige.models.diffusion import MaskPredictor
+from vestige.models.attention import send
+from vestige.models.diffusion import CanvasPredictor, MaskPredictor
 from vestige.models.families import NO_LIKELIHOOD
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats, content_key
 

@@ -29,7 +29,7 @@ from vestige.collect.reduce import token_logprobs
 from vestige.collect.safety import Halving, allowed, batch_noise, check_fit, check_tokens, exact
 from vestige.collect.tree import PackedRow, Tree, build_tree, split_rows
 from vestige.errors import UserError, named, out_of_memory, reraise_ours
-from vestige.models.calling import send
+from vestige.models.attention import send
 from vestige.sums import distances
 from vestige.types import Array, Target
 

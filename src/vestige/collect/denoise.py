@@ -26,9 +26,8 @@ from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
 from vestige.errors import UserError, reraise_ours
 from vestige.guard import check_zip
-from vestige.models.calling import send, without_copies
-from vestige.models.canvas import CanvasPredictor
-from vestige.models.diffusion import MaskPredictor
+from vestige.models.attention import send, without_copies
+from vestige.models.diffusion import CanvasPredictor, MaskPredictor
 from vestige.samplers import Pass, Sampled, canvas_width, sample
 from vestige.samplers.schedule import block_size
 from vestige.types import IGNORE, Array, Trace

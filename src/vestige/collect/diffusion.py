@@ -115,7 +115,7 @@ def texts(
 ) -> Iterator[dict[str, Text]]:
     """Texts as a sampler writes them, cut at the first end token and the first stop word."""
     predictor = predictor_of(loaded)
-    from vestige.models.canvas import CanvasPredictor
+    from vestige.models.diffusion import CanvasPredictor
 
     canvases = predictor.canvases if isinstance(predictor, CanvasPredictor) else None
     own = canvases.for_texts if canvases else {}

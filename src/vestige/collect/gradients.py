@@ -14,7 +14,7 @@ import torch
 from vestige.collect.answering import Cost
 from vestige.collect.safety import check_fit, check_tokens
 from vestige.errors import UserError
-from vestige.models.calling import send
+from vestige.models.attention import send
 from vestige.types import Target
 
 NORMS = {"1": 1.0, "2": 2.0, "inf": float("inf")}

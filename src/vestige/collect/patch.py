@@ -25,8 +25,8 @@ from vestige.collect.reduce import reduce_logits
 from vestige.collect.safety import allowed, check_fit, check_tokens, exact
 from vestige.errors import UserError, unknown_name
 from vestige.models.args import precision
+from vestige.models.attention import send
 from vestige.models.blocks import Site, find_sites
-from vestige.models.calling import send
 from vestige.sums import distances
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import LAST_LAYERS, PatchWant

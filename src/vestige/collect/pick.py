@@ -13,7 +13,7 @@ import torch
 
 from vestige.collect.reduce import largest
 from vestige.errors import UserError
-from vestige.models.calling import send
+from vestige.models.attention import send
 from vestige.types import BROKEN
 from vestige.wants import Decoding
 

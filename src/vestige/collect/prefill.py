@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from vestige.collect.forward import logits_at, tree_attention, tree_mask
 from vestige.collect.text_row import TextRow
 from vestige.collect.tree import Batch, Limits, Tree, pack
-from vestige.models.calling import additive, send, without_copies
+from vestige.models.attention import additive, send, without_copies
 from vestige.types import Array
 
 

@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from vestige.collect.forward import STRETCH, logits_at, tree_mask
 from vestige.collect.tree import PackedRow, Tree
-from vestige.models.calling import additive, attending, send, without_copies
+from vestige.models.attention import additive, attending, send, without_copies
 from vestige.types import Array
 
 SHORT = STRETCH // 2  # a stretch shorter than this costs more in calls than it saves in keys

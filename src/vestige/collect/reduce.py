@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vestige.models.calling import send
+from vestige.models.attention import send
 from vestige.types import Array
 
 # Cells of logits reduced at once. On a CPU the float32 copies should stay in its cache (measured: 2.7 times faster

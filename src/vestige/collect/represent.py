@@ -17,8 +17,8 @@ import torch
 
 from vestige.collect.patch import States, decode_states
 from vestige.errors import UserError
+from vestige.models.attention import send
 from vestige.models.blocks import find_blocks
-from vestige.models.calling import send
 from vestige.types import Array
 from vestige.wants import PatchWant
 

@@ -43,10 +43,9 @@ from vestige.collect.patch import (
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.safety import Halving, check_fit, check_tokens, free_memory
 from vestige.errors import named, out_of_memory, reraise_ours
+from vestige.models.attention import additive, send, without_copies
 from vestige.models.blocks import find_blocks, find_sites
-from vestige.models.cache import held
-from vestige.models.calling import additive, send, without_copies
-from vestige.models.stair_attention import PrefixLayer, can_part, rows_apart
+from vestige.models.cache import PrefixLayer, can_part, held, rows_apart
 from vestige.sums import distances
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import PatchWant
@@ -197,7 +196,7 @@ def climb(
 ) -> list[Array]:
     """The staircase of one batch: for each want the arrays (field, layers, sources, tokens) of its labels.
 
-    `apart`: attention takes the rows one by one (models/stair_attention.py) and needs no mask.
+    `apart`: attention takes the rows one by one (models/cache.py) and needs no mask.
     """
     ordered = sorted(plan.layers)
     span = max(carried(w) for w in wants)

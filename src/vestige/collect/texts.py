@@ -29,8 +29,8 @@ from vestige.collect.text_row import TextRow
 from vestige.collect.tree import Limits
 from vestige.errors import UserError, named, out_of_memory, reraise_ours
 from vestige.models.args import precision
+from vestige.models.attention import padding_mask, send, without_copies
 from vestige.models.cache import SlotCache
-from vestige.models.calling import padding_mask, send, without_copies
 from vestige.models.checks import check_penalty
 from vestige.models.room import ELSEWHERE
 from vestige.types import Text

@@ -19,7 +19,7 @@ import torch
 from vestige.collect.answering import Cost
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.safety import tolerance
-from vestige.models.calling import send
+from vestige.models.attention import send
 from vestige.models.diffusion import MaskPredictor
 from vestige.sums import distances
 from vestige.types import Array

@@ -11,11 +11,11 @@ from typing import Any
 
 from vestige.engine.handles import ModelHandle
 from vestige.models.args import needed_bytes
-from vestige.models.canvas import VISION
+from vestige.models.diffusion import VISION
 from vestige.models.families import has_pictures
-from vestige.models.gguf_file import gguf_parameters
 from vestige.models.load import ModelArgs, empty_model
 from vestige.models.locate import Place, locate, weight_names
+from vestige.models.quantised import gguf_parameters
 from vestige.store.evidence import Bank
 from vestige.types import Target
 

@@ -15,7 +15,7 @@ from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.handles import ModelHandle, second_model
 from vestige.engine.prepare import Prepared, make_encoder_context, model_args, prepare, with_own_sampler
 from vestige.errors import UserError
-from vestige.models.canvas import Canvases
+from vestige.models.diffusion import Canvases
 from vestige.models.load import load_tokenizer
 from vestige.models.room import ELSEWHERE
 from vestige.prefixes import count_nodes

@@ -23,16 +23,15 @@ from vestige.models.fingerprint import (
     held,
     libraries,
 )
-from vestige.models.four_bit import RULE
-from vestige.models.gguf_file import gguf_context_length
 from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
 from vestige.models.locate import locate
 from vestige.models.low_precision import cpu_setting
+from vestige.models.quantised import RULE, gguf_context_length
 from vestige.store.files import versions
 from vestige.types import content_key
 
 if TYPE_CHECKING:
-    from vestige.models.canvas import Canvases
+    from vestige.models.diffusion import Canvases
 
 log = logging.getLogger("vestige.engine")
 

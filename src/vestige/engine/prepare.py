@@ -31,7 +31,7 @@ from vestige.types import Prompt, Rows, content_key
 from vestige.wants import Request, Wants
 
 if TYPE_CHECKING:
-    from vestige.models.canvas import Canvases
+    from vestige.models.diffusion import Canvases
 
 log = logging.getLogger("vestige.engine")
 Lacking = Callable[[Handler, Wants], str]  # why a metric is out of a model's reach; empty: it is not

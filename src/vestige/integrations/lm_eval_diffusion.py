@@ -29,8 +29,7 @@ from vestige.collect.tree import Limits
 from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError, unknown_name
 from vestige.integrations.lm_eval_tokens import TokenLM, log
-from vestige.models.canvas import CanvasPredictor
-from vestige.models.diffusion import need_predictor
+from vestige.models.diffusion import CanvasPredictor, need_predictor
 from vestige.models.load import LoadedModel
 from vestige.types import Prompt, Target
 from vestige.wants import SAMPLER_SETTINGS, Decoding, DenoiseWant, Denoising, Request

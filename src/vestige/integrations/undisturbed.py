@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from vestige.errors import UserError
-from vestige.models.adapters import attach
 from vestige.models.args import ModelArgs
 from vestige.models.locate import Place, find_directory
+from vestige.models.native import attach
 
 
 @contextmanager

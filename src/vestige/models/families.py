@@ -19,7 +19,7 @@ from typing import Any
 from vestige.errors import UserError
 
 FamilyConfig = Mapping[str, Any]
-CANVAS = "diffusion_gemma"  # the kind, and the sampler, of models that refine whole canvases (models/canvas.py)
+CANVAS = "diffusion_gemma"  # the kind, and the sampler, of models that refine whole canvases (models/diffusion.py)
 KINDS = ("masked", "llada", "dream", "adapted", CANVAS)  # how a model wants to be asked
 # What is not computed for such models, and why.
 NO_DEPTH = (

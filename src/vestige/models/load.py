@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError, named, reraise_ours
-from vestige.models.adapters import attach
 from vestige.models.args import (
     HUB_KEYS,
     OWN_KEYS,
@@ -35,18 +34,28 @@ from vestige.models.args import (
 from vestige.models.checks import check_architecture, check_place, tensor_names
 from vestige.models.families import CANVAS, Family, auto_class, diffusion_kind, find_family, has_pictures
 from vestige.models.fingerprint import FileWatch, fingerprint_module
-from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
-from vestige.models.gguf_file import forget_parsed, parsed_once
 from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.models.low_precision import check_low_precision
-from vestige.models.native import native_config, native_name, published_name, renamings
-from vestige.models.reading import ALLOW_UNUSED, check_report, first_line, own_memory, quiet, refuse_doubles, some
+from vestige.models.native import attach, native_config, native_name, published_name, renamings
+from vestige.models.quantised import forget_parsed, parsed_once
+from vestige.models.reading import (
+    ALLOW_UNUSED,
+    check_report,
+    code_files,
+    first_line,
+    foreign_code,
+    is_foreign,
+    own_memory,
+    quiet,
+    refuse_doubles,
+    some,
+    watch_forward,
+)
 from vestige.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:  # most models are not diffusion models
-    from vestige.models.canvas import Canvases
-    from vestige.models.diffusion import MaskPredictor
-    from vestige.models.publish import Origin
+    from vestige.models.diffusion import Canvases, MaskPredictor
+    from vestige.models.native import Origin
 
 __all__ = ["LoadedModel", "ModelArgs", "is_diffusion", "load_model", "load_tokenizer", "wrap_model"]
 
@@ -68,7 +77,7 @@ class LoadedModel:
     quantization: str | None = None
     compute_dtype: str | None = None  # of 4-bit layers
     diffusion: MaskPredictor | None = None  # how to ask a diffusion model; None for causal ones
-    origin: Origin | None = None  # the published files of a family that was translated (models/publish.py)
+    origin: Origin | None = None  # the published files of a family that was translated (models/native.py)
     notes: list[str] = field(default_factory=list)
     watch: FileWatch | None = None  # the files it was read from; None for a model that was in memory
 
@@ -109,11 +118,11 @@ def load_model(args: ModelArgs) -> LoadedModel:
 
         loaded.diffusion = mask_predictor(model, tokenizer, kind)
     else:
-        from vestige.models.causal import check_causal
+        from vestige.models.checks import check_causal
 
         check_causal(model, args.path)
     if family:
-        from vestige.models.publish import Origin
+        from vestige.models.native import Origin
 
         loaded.origin = Origin(family, whole.config, whole.directory)
     return loaded
@@ -133,7 +142,7 @@ def wrap_model(model: Any, tokenizer: Any, name: str = "in-memory model", diffus
 
         loaded.diffusion = mask_predictor(model, tokenizer, kind)
     else:
-        from vestige.models.causal import check_causal
+        from vestige.models.checks import check_causal
 
         check_causal(model, name)
     return loaded
@@ -173,7 +182,7 @@ def canvases_of(args: ModelArgs) -> Canvases | None:
     place = place.base or place
     if _diffusion(place, args) != CANVAS:
         return None
-    from vestige.models.canvas import CANVAS_LENGTH, Canvases, own_sampling
+    from vestige.models.diffusion import CANVAS_LENGTH, Canvases, own_sampling
 
     said = place.directory / "generation_config.json"
     sampling = own_sampling(read_json(said) if said.is_file() else {})
@@ -271,7 +280,7 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
         )
     model, report = both
     if sighted := has_pictures(config):
-        from vestige.models.canvas import drop_vision
+        from vestige.models.diffusion import drop_vision
 
         report = drop_vision(model, report)
     theirs = partial(published_name, family) if family else str
@@ -281,7 +290,7 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
     if trusted and is_foreign(model):
         watch_forward(model, place.name)
     if getattr(model, "is_loaded_in_4bit", False):
-        from vestige.models.four_bit import repair, without_fast_path
+        from vestige.models.quantised import repair, without_fast_path
 
         if repaired := repair(model):
             notes.append(
@@ -298,7 +307,7 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
 def _native(place: Place, args: ModelArgs, settings: dict[str, Any], family: Family | None) -> dict[str, Any]:
     """What from_pretrained needs to read a published family into transformers' own class, or a model without eyes."""
     if family is None:
-        from vestige.models.canvas import without_vision
+        from vestige.models.diffusion import without_vision
 
         return without_vision(str(place.directory), settings)
     config = place.config

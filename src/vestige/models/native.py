@@ -10,14 +10,23 @@ of this room, costs/depth.py.
 
 from __future__ import annotations
 
+import copy
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.installing import filling, save_pretrained
 from vestige.models.families import Family, FamilyConfig, find_family
-from vestige.models.reading import first_line
+from vestige.models.locate import SMALL_FILES, Place
+from vestige.models.reading import first_line, quiet, refuse_gaps, some
+from vestige.secrets import without_secrets
+from vestige.writing import copy_file, write_bytes
 
 # Settings of a published config that say nothing of what the model computes, or that would call for its code.
 NOT_OURS = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype", "_name_or_path")
@@ -143,3 +152,185 @@ def _compiled(source: str) -> re.Pattern[str]:
 
 def _pattern(source: str) -> str:
     return "^" + r"(\d+)".join(re.escape(part) for part in source.split("{n}"))
+
+
+# ---- A family that was read into transformers' own class, written again in its published layout ---------------------
+
+SHARD = "5GB"  # as transformers cuts them
+WRITTEN = ("config.json", "adapter_config.json", "*.index.json")  # of the small files: ours, not the original's
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The published files that a loaded model came from."""
+
+    family: Family
+    config: Mapping[str, Any]
+    directory: Path
+
+
+def save_published(model: Any, origin: Origin, directory: Path, shard: str = SHARD) -> None:
+    """Config, tensors, tokenizer files and code as they were published, with this model's numbers.
+
+    What reads the original reads this: transformers' names and settings are nowhere in it.
+    """
+    if getattr(model, "is_quantized", False):
+        raise UserError(
+            f"A {origin.family.title} model can only be saved in its published layout unquantised; leave "
+            "`quantization` out."
+        )
+    with filling(directory) as made:
+        _copy_files(origin.directory, made)
+        if hasattr(model, "peft_config"):
+            _write_adapter(model, origin.family, made)
+            return
+        write_bytes(made / "config.json", (json.dumps(_config(model, origin), indent=2) + "\n").encode())
+        _write_tensors({published_name(origin.family, k): v for k, v in _tensors(model).items()}, made, shard)
+
+
+def _write_adapter(model: Any, family: Family, directory: Path) -> None:
+    """The adapter alone, under the names that the published code gives its modules.
+
+    The configuration lists every module by its full published name: short ones can mean two things there (`ff_out` is
+    an MLP's output and the head).
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    prefix = "base_model.model."
+    tensors = get_peft_model_state_dict(model)
+    named = {prefix + published_name(family, key.removeprefix(prefix)): value for key, value in tensors.items()}
+    save_file({key: value.contiguous() for key, value in named.items()}, directory / "adapter_model.safetensors")
+    config = copy.deepcopy(model.peft_config[model.active_adapter])
+    config.target_modules = {published_name(family, name) for name in model.targeted_module_names}
+    config.inference_mode = True
+    save_pretrained(directory, config)
+
+
+def _config(model: Any, origin: Origin) -> dict[str, Any]:
+    """The published config; only what training may change is of this model: the rows of its table and the dtype."""
+    config = without_secrets(dict(origin.config))
+    dtype = str(model.dtype).removeprefix("torch.")
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
+    rows = model.get_input_embeddings().num_embeddings
+    for key in ("embedding_size", "vocab_size"):
+        if config.get(key) is not None:
+            if config[key] != rows:
+                config[key] = rows
+            break
+    return config
+
+
+def _tensors(model: Any) -> dict[str, Any]:
+    """Every tensor once: a head that is the embedding table is not written, as its config says that it is tied."""
+    out = dict(model.state_dict())
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and head.weight is table.weight:
+        out.pop("lm_head.weight", None)
+    return out
+
+
+def _write_tensors(tensors: Mapping[str, Any], directory: Path, shard: str) -> None:
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    split = split_torch_state_dict_into_shards(
+        dict(tensors), filename_pattern="model{suffix}.safetensors", max_shard_size=shard
+    )
+    for file, names in split.filename_to_tensors.items():
+        save_file({n: tensors[n].contiguous() for n in names}, directory / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        path = directory / "model.safetensors.index.json"
+        write_bytes(path, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _copy_files(source: Path, directory: Path) -> None:
+    """Tokenizer, chat template, generation settings and code, byte for byte."""
+    for file in sorted(source.iterdir()):
+        kept = any(fnmatch(file.name, p) for p in SMALL_FILES) and not any(fnmatch(file.name, p) for p in WRITTEN)
+        if kept and file.is_file():
+            copy_file(file, directory / file.name)
+
+
+# ---- PEFT adapters: put on their base, and translated where they were trained on the published code of a family -----
+# Such an adapter calls modules by the published names (`blocks.3.ff_out`), in its tensors and in its configuration.
+# Which modules its configuration means is asked of peft itself, with the published names: suffixes, patterns and ranges
+# of layers keep their meaning, and what they picked is handed on as full names.
+
+# Settings of adapters that name modules in ways which are not translated.
+UNTRANSLATED = ("target_parameters", "layer_replication", "trainable_token_indices", "megatron_config")
+
+
+def attach(model: Any, place: Place, family: Family | None) -> tuple[Any, list[str]]:
+    """Put the adapter on its base and leave it separate, since merging rounds in low precision."""
+    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
+
+    assert place.base is not None
+    with quiet():
+        saved = load_peft_weights(str(place.directory), device="cpu")
+        more: dict[str, Any] = {}
+        # An adapter that was trained on the native model does not carry the published names.
+        if family is not None and any(native_name(family, _plain(key)) != _plain(key) for key in saved):
+            more = {"config": _translated(model, place, family), "key_mapping": renamings(family)}
+            saved = load_peft_weights(str(place.directory), device="cpu", key_mapping=renamings(family))
+        names = set(saved)
+        model = PeftModel.from_pretrained(model, str(place.directory), is_trainable=False, **more)
+        expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+    refuse_gaps(place.name, expected - names, hint="check it against its adapter_config.json")
+    # An adapter may also carry whole layers of the base (resized embeddings).
+    own = {name.replace(".base_layer.", ".") for name in model.get_base_model().state_dict()}
+    stray = sorted(key for key in names - expected if _plain(key) not in own)
+    if stray:
+        raise UserError(
+            f"Some tensors of the adapter '{place.name}' fit nowhere in '{place.base.name}': "
+            f"{some(stray)}; check base_model_name_or_path in its adapter_config.json."
+        )
+    return model, [f"adapter '{place.name}' on base '{place.base.name}', not merged."]
+
+
+def _plain(key: str) -> str:
+    return key.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def _translated(model: Any, place: Place, family: Family) -> Any:
+    """The adapter's configuration by transformers' names of the modules."""
+    from peft import PeftConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    config: Any = PeftConfig.from_pretrained(str(place.directory))
+    stuck = [key for key in UNTRANSLATED if getattr(config, key, None)]
+    if stuck:
+        raise UserError(
+            f"The adapter '{place.name}' sets {stuck[0]}, which cannot be translated from the names of "
+            f"{family.title}'s published code; merge it with that code and give the merged model."
+        )
+    names = {published_name(family, name): name for name, _ in model.named_modules() if name}
+    targets = [
+        ours
+        for theirs, ours in names.items()
+        if check_target_module_exists(config, theirs) is True
+        or isinstance(check_target_module_exists(config, theirs), re.Match)
+    ]
+    for pattern in ("rank_pattern", "alpha_pattern"):
+        if getattr(config, pattern, None):
+            setattr(config, pattern, _by_full_name(getattr(config, pattern), names))
+    if getattr(config, "modules_to_save", None):
+        kept = config.modules_to_save
+        config.modules_to_save = [o for t, o in names.items() if any(t == m or t.endswith(f".{m}") for m in kept)]
+    config.target_modules = set(targets)
+    for setting in ("exclude_modules", "layers_to_transform", "layers_pattern"):
+        if hasattr(config, setting):
+            setattr(config, setting, None)
+    return config
+
+
+def _by_full_name(patterns: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Ranks or scales by the full native names of the modules that their patterns pick; the first pattern wins."""
+    out = {}
+    for theirs, ours in names.items():
+        for pattern, value in patterns.items():
+            if re.match(rf"(.*\.)?({pattern})$", theirs):
+                out[re.escape(ours)] = value
+                break
+    return out

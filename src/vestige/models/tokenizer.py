@@ -13,11 +13,10 @@ from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
 from vestige.models.families import find_family, tokenizer_class
 from vestige.models.fingerprint import digests, stable
-from vestige.models.foreign import explain_foreign
-from vestige.models.gguf_file import damaged, parsed_once
 from vestige.models.locate import Place, find_directory, locate, read_json
 from vestige.models.native import native_config
-from vestige.models.reading import first_line, quiet
+from vestige.models.quantised import damaged, parsed_once
+from vestige.models.reading import explain_foreign, first_line, quiet
 from vestige.types import content_key
 
 # A tokenizer_config.json alone is not a tokenizer: transformers would build an empty one from it.

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from vestige.errors import UserError
-from vestige.models.canvas import CanvasPredictor
-from vestige.models.diffusion import MaskPredictor
+from vestige.models.diffusion import CanvasPredictor, MaskPredictor
 from vestige.models.families import CANVAS
 from vestige.samplers.bd3lm import run_bd3lm
 from vestige.samplers.choose import Pass, Recorder, SamplerRow, SamplerWatch, Sampling

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from vestige.models.calling import send
+from vestige.models.attention import send
 from vestige.models.diffusion import MaskPredictor
 from vestige.samplers.choose import Places, SamplerRow, Sampling, decide, suppressed, with_guidance
 from vestige.samplers.schedule import Move, block_size

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vestige.models.calling import send
+from vestige.models.attention import send
 from vestige.models.diffusion import MaskPredictor
 from vestige.samplers.noise import gumbel_choice
 from vestige.samplers.schedule import Move

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from vestige.models.calling import send
-from vestige.models.canvas import CanvasPredictor
+from vestige.models.attention import send
+from vestige.models.diffusion import CanvasPredictor
 from vestige.samplers.choose import Pass, SamplerRow, Sampling
 from vestige.samplers.noise import Noise, OwnNoise, SharedNoise, slices
 from vestige.wants import CANVAS_SETTINGS, Denoising

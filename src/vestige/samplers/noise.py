@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from vestige.models.calling import send
+from vestige.models.attention import send
 from vestige.types import content_key
 
 PART_CELLS = 1 << 24

@@ -1,6 +1,6 @@
 """A sweep's use of the disk, kept within bounds: what is removed after its last use, what is fetched ahead.
 
-Both look at the states of all tasks after every change. Downloads go through models/hub.py, as those of a task do; a
+Both look at the states of all tasks after every change. Downloads go through models/locate.py, as those of a task do; a
 task that wants a model which is still on its way waits for it at the hub's own lock.
 """
 
@@ -87,7 +87,7 @@ def fetch_model(args: ModelArgs) -> None:
 
 
 def size_at_hub(args: ModelArgs) -> int:
-    from vestige.models.hub import repository_size
+    from vestige.models.locate import repository_size
 
     return repository_size(args.path, args) or 0
 

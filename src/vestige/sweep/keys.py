@@ -14,8 +14,8 @@ from typing import Any
 
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import COLLECTED, digests, fingerprint, libraries, library, stored_dtype
-from vestige.models.four_bit import RULE
 from vestige.models.locate import locate
+from vestige.models.quantised import RULE
 from vestige.models.tokenizer import says_today, tokenizer_files
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vestige.errors import UserError
-from vestige.models.calling import logits_at
+from vestige.models.attention import logits_at
 from vestige.models.diffusion import MaskPredictor
 from vestige.unlearn import losses
 

@@ -19,7 +19,7 @@ from vestige.data.rows import GIVEN, Row
 from vestige.errors import UserError, unknown_name
 
 if TYPE_CHECKING:  # protocols, for signatures only
-    from vestige.given import Place, RowsInMemory, RowTables
+    from vestige.in_memory import Place, RowsInMemory, RowTables
 
 
 class GivenRows:

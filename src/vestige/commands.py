@@ -112,7 +112,13 @@ def evaluate(
     from vestige.show.progress import hushed
 
     logs = list(retain_logs or ())
-    request = {"words": words, "config_name": config_name, "multirun": multirun, "plugin": plugin, "progress": progress}
+    request: dict[str, Any] = {
+        "words": words,
+        "config_name": config_name,
+        "multirun": multirun,
+        "plugin": plugin,
+        "progress": progress,
+    }
     if retain_model and not cfg:
         first = _evaluations(**request, **options, retain_logs=logs or None)[0]
         place = str(first.output_dir / "retain-model")
@@ -217,7 +223,13 @@ def plan(
 ) -> int:
     from vestige.costs.served import plan_of
 
-    request = {"words": words, "config_name": config_name, "multirun": multirun, "plugin": plugin, "progress": progress}
+    request: dict[str, Any] = {
+        "words": words,
+        "config_name": config_name,
+        "multirun": multirun,
+        "plugin": plugin,
+        "progress": progress,
+    }
     runs = _evaluations(**request, **options, retain_logs=retain_logs, verb="plan")
     if cfg:
         return _print_configs(runs)
@@ -806,7 +818,7 @@ def compare(
     "why two runs disagree, and which rows moved",
     notes={"metrics": "default: all that both have", "rows": "default: 3"},
 )
-def diff(run_a: RunWord, run_b: RunWord, *, metrics: Metrics = None, rows: RowsShown = 3) -> int:
+def diff(run_a: FirstRun, run_b: SecondRun, *, metrics: Metrics = None, rows: RowsShown = 3) -> int:
     from vestige.results.diff import diff as explain_difference
 
     chosen = None if metrics == "all" else name_list(metrics)
@@ -1166,7 +1178,7 @@ def meta(
         file=Path(file),
         out=Path(out),
         metrics=names,
-        resamples=resamples,
+        resamples=resamples or 0,
         rule=robustness,
         thresholds=Path(thresholds) if thresholds else None,
         utility=Path(utility) if utility else None,

@@ -364,6 +364,8 @@ DepthWords = Annotated[Sequence[str], _word("settings as Hydra keys: last_layer=
 TrainWords = Annotated[Sequence[str], _word("Hydra overrides", "KEY=VALUE", True)]
 AttackWords = Annotated[Sequence[str], _word("", "ATTACK[=BUDGET,...]", True)]
 RunWord = Annotated[str, _word("a run directory (saves/eval/NAME)", "RUN")]
+FirstRun = Annotated[str, _word("a run directory", "RUN_A")]
+SecondRun = Annotated[str, _word("another", "RUN_B")]
 RunWords = Annotated[Sequence[str], _word("run directories", "RUN", True)]
 JobWords = Annotated[Sequence[str], _word("of the job (default: vestige), as --set name=NAME", "NAME", True)]
 SourceWords = Annotated[Sequence[str], _word(SOURCES, "RUN", True)]
@@ -393,7 +395,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, tuple[inspect.Paramete
 def _value_type(annotation: Any) -> Callable[[str], Any]:
     """What turns a word of the command line into the option's value, from the option's Python type."""
     if annotation in (int, float, str):
-        return annotation  # type: ignore[no-any-return]
+        return annotation
     if annotation is bool:
         return _true_or_false
     kinds = [_value_type(part) for part in get_args(annotation) if part is not type(None)]

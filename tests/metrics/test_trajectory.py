@@ -19,7 +19,7 @@ import torch
 
 from vestige.collect.reduce import reduce_logits
 from vestige.compare import vectors
-from vestige.data.windows import generation_start, prompt_ids
+from vestige.data.datasets import generation_start, prompt_ids
 from vestige.errors import UserError
 from vestige.integrations import offline
 from vestige.metrics import membership, memorisation, rouge, trajectory, utility

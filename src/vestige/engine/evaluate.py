@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.data.clusters import check_column
-from vestige.data.context import Context
+from vestige.data.datasets import Context
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.earlier import (
     earlier_results,

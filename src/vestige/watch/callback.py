@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.compare.best import Rank, RunMoment
-from vestige.data.given import as_given
+from vestige.data.rows import as_given
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError, is_ours

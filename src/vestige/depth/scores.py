@@ -13,7 +13,7 @@ import numpy as np
 
 from vestige.compare import bootstrap
 from vestige.compare.clusters import cluster_mean
-from vestige.metrics.depth_example import MEAN_ONLY, NO_KNOWLEDGE, ExampleDepth
+from vestige.metrics.depth import MEAN_ONLY, NO_KNOWLEDGE, ExampleDepth
 from vestige.sums import mean
 from vestige.types import BAD_LOGITS, Grouping, TokenStats
 

@@ -27,7 +27,7 @@ from vestige.data.clusters import NONE
 from vestige.engine.prepare import Prepared
 from vestige.errors import UserError, WriteError
 from vestige.metrics.cards import card_of
-from vestige.metrics.utility import TRUTH_RATIO_AGGREGATORS
+from vestige.metrics.memorisation import TRUTH_RATIO_AGGREGATORS
 from vestige.schema import number
 from vestige.secrets import hidden, hide
 from vestige.show.progress import Bar

@@ -16,8 +16,8 @@ from vestige.engine.scores import Live, Reference, Scoring
 from vestige.errors import MissingPluginError, UserError, unknown_name
 from vestige.integrations.plugins import missing_plugins
 from vestige.io import damaged
+from vestige.metrics.cards import full_name
 from vestige.metrics.dialects import Dialect, get_dialect
-from vestige.metrics.names import full_name
 from vestige.schema import misfit
 from vestige.secrets import expand, unset
 from vestige.store.evidence import Bank

@@ -29,8 +29,7 @@ from vestige.judging.attacked import AttackedRun, Span, attack_curves
 from vestige.judging.contrasts import contrast, difference, mean_of
 from vestige.judging.evaluated import SIDE, Evaluated, split_of
 from vestige.judging.trajectory import PATH
-from vestige.metrics.cards import is_attack
-from vestige.metrics.names import direction_of
+from vestige.metrics.cards import direction_of, is_attack
 from vestige.schema import number
 
 # The first of these that was evaluated says how able the model still is.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.metrics.said import says
+from vestige.metrics.secrets_said import says
 from vestige.store.files import load_rows
 from vestige.store.kinds import RunSource
 from vestige.suites.handlers.said import secrets_in

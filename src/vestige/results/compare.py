@@ -18,7 +18,7 @@ from vestige.engine.references import difference, load_references, references_of
 from vestige.engine.scores import SEED, Estimate, NoInterval, Run, family, rounded
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError, unknown_name
-from vestige.metrics.names import full_name
+from vestige.metrics.cards import full_name
 from vestige.results.rescore import with_column
 from vestige.show.tables import comparison, table
 from vestige.store import kinds

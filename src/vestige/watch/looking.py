@@ -26,7 +26,7 @@ from vestige.errors import UserError
 from vestige.integrations.undisturbed import undisturbed
 from vestige.judging.facts import UTILITY
 from vestige.judging.runs import JudgeAsk, judge_runs
-from vestige.metrics.names import direction_of
+from vestige.metrics.cards import direction_of
 from vestige.models.load import wrap_model
 from vestige.show.progress import hushed
 from vestige.store.files import read_ours

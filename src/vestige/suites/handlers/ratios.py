@@ -10,7 +10,7 @@ import numpy as np
 
 from vestige.compare import vectors
 from vestige.errors import UserError, unknown_name
-from vestige.metrics import utility
+from vestige.metrics import memorisation
 from vestige.suites.handlers.common import answers, mean_score, one_number
 from vestige.suites.registry import Inputs, handler
 from vestige.suites.steps import Scored, at_each_step, unless, words_at_each_step
@@ -67,7 +67,7 @@ def probability_w_options(inputs: Inputs) -> Scored:
         if wrong.ndim > 1:  # an option that a step has no value of adds nothing, unless no option has one
             gone = np.isnan(wrong)
             wrong = np.where(gone & ~gone.all(axis=-1, keepdims=True), 0.0, wrong)
-        return utility.probability_w_options(_mean_of(right), wrong)
+        return memorisation.probability_w_options(_mean_of(right), wrong)
 
     missing = need(inputs, "correct", "wrong")
     return unless(missing, lambda: mean_score(_of_pairs(inputs, "prob", "prob", share), "prob"))
@@ -90,15 +90,15 @@ def _mean_loss(losses: Array, paper: bool) -> Array:
 def truth_ratio(inputs: Inputs) -> Scored:
     """P(wrong answers) / P(right answer)."""
     name = str(inputs.spec.params.get("aggregator", "closer_to_1_better"))
-    if name not in utility.TRUTH_RATIO_AGGREGATORS:
-        raise unknown_name("aggregator", name, utility.TRUTH_RATIO_AGGREGATORS, f"(metric '{inputs.spec.name}')")
+    if name not in memorisation.TRUTH_RATIO_AGGREGATORS:
+        raise unknown_name("aggregator", name, memorisation.TRUTH_RATIO_AGGREGATORS, f"(metric '{inputs.spec.name}')")
     paper = bool(inputs.spec.params.get("paper", False))
 
     def ratio(right: Array, wrong: Array) -> Array:
         losses = _mean_loss(right, paper), _mean_loss(wrong, paper)
-        return utility.truth_ratio(*losses, prob_mean=name == "prob_mean")
+        return memorisation.truth_ratio(*losses, prob_mean=name == "prob_mean")
 
-    each = utility.TRUTH_RATIO_AGGREGATORS[name]
+    each = memorisation.TRUTH_RATIO_AGGREGATORS[name]
     missing = need(inputs, "correct", "wrong")
     return unless(missing, lambda: mean_score(_of_pairs(inputs, "avg_loss", "score", ratio), "score", each))
 

@@ -21,7 +21,7 @@ from vestige.types import BAD_LOGITS, Example, Rows, Score, Text
 from vestige.wants import Request, Wants, spoken
 
 if TYPE_CHECKING:
-    from vestige.metrics.said import Secret  # it reads languages: imported where texts are scored
+    from vestige.metrics.secrets_said import Secret  # it reads languages: imported where texts are scored
     from vestige.suites.spec import MetricSpec
 
 NO_SECRET = "the row has no secret: no entity column, and none to be found in its answers"
@@ -30,7 +30,7 @@ NOTHING_SAID = "the model said nothing"
 
 def secrets_in(rows: Rows) -> dict[str, Secret]:
     """The secret of each row, by its index; empty for rows without one."""
-    from vestige.metrics.said import secret_of
+    from vestige.metrics.secrets_said import secret_of
 
     facts = rows.facts or ({},) * len(rows)
     return {row[0].index: secret_of(fact) for row, fact in zip(rows.examples, facts, strict=True)}
@@ -39,7 +39,7 @@ def secrets_in(rows: Rows) -> dict[str, Secret]:
 @handler("secrets_said", wants_texts, settings=())
 def secrets_said(inputs: Inputs) -> Scored:
     """The share of rows whose secret the answer says."""
-    from vestige.metrics.said import says
+    from vestige.metrics.secrets_said import says
 
     secrets = secrets_in(inputs.rows)
 
@@ -62,7 +62,7 @@ def secrets_said(inputs: Inputs) -> Scored:
 @handler("repetition", wants_texts, settings=())
 def repetition_of_texts(inputs: Inputs) -> Scored:
     """How much of what the model says it has said before."""
-    from vestige.metrics.said import repetition
+    from vestige.metrics.secrets_said import repetition
 
     def value(example: Example) -> Value:
         return _of_text(inputs, example, "score", lambda request, text: (repetition(text.text), NOTHING_SAID))

@@ -55,7 +55,7 @@ def _said(inputs: Inputs, example: Example, decoding: Decoding, score: Callable[
 @handler("rouge", wants_texts, steps=True, settings=("rouge_type",))
 def rouge(inputs: Inputs) -> Scored:
     """Overlap of the greedy answer with the reference."""
-    from vestige.metrics.rouge import rouge_scores
+    from vestige.metrics.text import rouge_scores
 
     kind = str(inputs.spec.params.get("rouge_type", "rougeL_recall"))
     if kind not in ROUGE_TYPES:
@@ -71,7 +71,7 @@ def rouge(inputs: Inputs) -> Scored:
 @handler("bleu", wants_texts, steps=True, settings=())
 def bleu_score(inputs: Inputs) -> Scored:
     """Shared word sequences of the greedy answer and the reference."""
-    from vestige.metrics.bleu import bleu
+    from vestige.metrics.text import bleu
 
     decoding = decoding_of(inputs.spec)
 

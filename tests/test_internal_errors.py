@@ -84,7 +84,7 @@ CASES = [
     Case("vestige.collect.answers:pack", "type", evaluate()),
     Case("vestige.collect.texts:TextCollector._decode_cached", "attribute", evaluate(), ("e/evidence/answers-*",)),
     Case("vestige.metrics.text:rouge_scores", "key", evaluate(), ("e/evidence/texts-*",)),
-    Case("vestige.compare.vectors:auc", "division", evaluate(), ("e/evidence/answers-*",)),
+    Case("vestige.stats.vectors:auc", "division", evaluate(), ("e/evidence/answers-*",)),
     Case("vestige.engine.scores:intervals", "name", evaluate(), ("e/evidence/answers-*", "e/TOFU_EVAL.json")),
     Case("vestige.engine.scores:_averaged", "type", evaluate(), ("e/evidence/answers-*", "e/TOFU_EVAL.json")),
     Case("vestige.engine.evaluate:write_results", "key", evaluate(), ("e/evidence/answers-*",)),

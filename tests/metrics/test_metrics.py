@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import hmean
 from sklearn.metrics import roc_auc_score
 
-from vestige.compare import vectors
 from vestige.metrics import membership, memorisation
 from vestige.metrics.cards import CARDS, METRICS, reading
 from vestige.metrics.dialects import DIALECTS
+from vestige.stats import vectors
 from vestige.suites.registry import HANDLERS
 from vestige.types import Score, TokenStats, stats
 

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from loops import one_test
-from vestige.compare.vectors import share_interval
 from vestige.lab.corpus import make_corpus
 from vestige.metrics.secrets_said import find, repetition, says, secret_of, words
+from vestige.stats.vectors import share_interval
 
 
 @one_test(

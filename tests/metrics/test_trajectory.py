@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from vestige.collect.reduce import reduce_logits
-from vestige.compare import vectors
 from vestige.data.datasets import generation_start, prompt_ids
 from vestige.errors import UserError
 from vestige.integrations import offline
@@ -38,6 +37,7 @@ from vestige.metrics.trajectory import (
     thin,
     window,
 )
+from vestige.stats import vectors
 from vestige.types import IGNORE, Array, TokenStats, Trace, stats
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectory.json").read_text())

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from vestige.compare import bootstrap
-from vestige.compare.clusters import cluster_mean
 from vestige.metrics.depth import MEAN_ONLY, NO_KNOWLEDGE, ExampleDepth
+from vestige.stats import bootstrap
+from vestige.stats.clusters import cluster_mean
 from vestige.sums import mean
 from vestige.types import BAD_LOGITS, Grouping, TokenStats
 

@@ -190,7 +190,7 @@ class _Evaluation:
             self.notes += _of_short_names(self.config, prepared)
         clusters = {rows.source: rows.clusters for rows in prepared.rows.values() if rows.clusters}
         if clusters:
-            from vestige.compare.clusters import cluster_notes  # most data has none
+            from vestige.stats.clusters import cluster_notes  # most data has none
 
             self.notes += cluster_notes(clusters)
         check_column(self.config.cluster, list(prepared.rows.values()))

@@ -21,8 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from vestige.compare import bootstrap
-from vestige.compare.bootstrap import Sample, Statistic
 from vestige.data.clusters import NONE
 from vestige.engine.prepare import Prepared
 from vestige.errors import UserError, WriteError
@@ -31,6 +29,8 @@ from vestige.metrics.memorisation import TRUTH_RATIO_AGGREGATORS
 from vestige.schema import number
 from vestige.secrets import hidden, hide
 from vestige.show.progress import Bar
+from vestige.stats import bootstrap
+from vestige.stats.bootstrap import Sample, Statistic
 from vestige.store.comparable import Number
 from vestige.store.directories import groupings
 from vestige.store.files import write_json
@@ -336,7 +336,7 @@ def _entry(e: Estimate, draws: Array | None, resamples: int) -> dict[str, Any]:
     """The interval of a number, or why it has none. Where rows hang together, clusters are the unit."""
     counted: dict[str, Any] = {}
     if e.clustered:
-        from vestige.compare import clusters
+        from vestige.stats import clusters
 
         found = clusters.jackknife(e.statistic, e.samples, e.unit)
         if draws is None:

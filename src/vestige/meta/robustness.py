@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vestige.compare import bootstrap, vectors
 from vestige.meta.faithfulness import RESAMPLES, Interval
+from vestige.stats import bootstrap, vectors
 from vestige.sums import mean
 
 EPS = 1e-12

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from vestige.compare import vectors
 from vestige.errors import UserError, unknown_name
 from vestige.metrics import memorisation
+from vestige.stats import vectors
 from vestige.suites.handlers.common import answers, mean_score, one_number
 from vestige.suites.registry import Inputs, handler
 from vestige.suites.steps import Scored, at_each_step, unless, words_at_each_step

@@ -10,8 +10,8 @@ import pytest
 from scipy.special import ndtr, stdtrit
 from scipy.stats import ks_2samp
 
-from vestige.compare import vectors
-from vestige.compare.exact import normal_below, smirnov_p, student_quantile
+from vestige.stats import vectors
+from vestige.stats.vectors import normal_below, smirnov_p, student_quantile
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (7, 7), (15, 14), (40, 100), (400, 400), (400, 117), (117, 400)])
@@ -46,7 +46,7 @@ def test_quantiles_are_scipys(freedom: int) -> None:
 
 def test_intervals_and_tests_do_without_scipy() -> None:
     code = (
-        "import sys; from vestige.compare import bootstrap, vectors; import numpy as np\n"
+        "import sys; from vestige.stats import bootstrap, vectors; import numpy as np\n"
         "vectors.ks([1, 2, 3], [2, 3, 5]); bootstrap.interval(np.arange(9.0), 9)\n"
         "print([m for m in sys.modules if m.split('.')[0] == 'scipy'])"
     )

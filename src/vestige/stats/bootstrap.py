@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vestige.compare import vectors
-from vestige.compare.exact import normal_below, student_quantile
+from vestige.stats import vectors
+from vestige.stats.vectors import normal_below, student_quantile
 from vestige.types import Array
 
 LEVEL = 0.95

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from vestige.compare import bootstrap, clusters, vectors
-from vestige.compare.bootstrap import Resampler, sample
-from vestige.compare.clusters import cluster_mean, jackknife
-from vestige.compare.exact import student_reach, student_within
+from vestige.stats import bootstrap, clusters, vectors
+from vestige.stats.bootstrap import Resampler, sample
+from vestige.stats.clusters import cluster_mean, jackknife
+from vestige.stats.vectors import student_reach, student_within
 
 
 def labels(sizes: list[int], prefix: str = "") -> list[str]:

@@ -1,6 +1,6 @@
 """A verdict in sentences: the headline, what could have been seen, and the limits.
 
-In: evidence and facts. Out: sentences. Caller: compare/verdict.py. No threshold is in this file.
+In: evidence and facts. Out: sentences. Caller: verdict/judge.py. No threshold is in this file.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vestige.compare.evidence import VerdictPoint, margin_at
-from vestige.compare.facts import AuditFacts
-from vestige.compare.rule import TESTS, VerdictRule
 from vestige.sums import counted, percent
+from vestige.verdict.facts import AuditFacts
+from vestige.verdict.points import VerdictPoint, margin_at
+from vestige.verdict.rule import TESTS, VerdictRule
 
 EQUAL = {
     "says": "says no more of the forgotten answers",

@@ -12,7 +12,7 @@ when sizes differ; docs/statistics.md has what was measured. Fewer than five clu
 
 In: values by row and the cluster of each row. Out: spreads (value, standard error, degrees of freedom) that give
 intervals, one-sided bounds and p-values. Callers: engine/scores.py, depth/scores.py, results/compare.py,
-compare/verdict.py, the room meta.
+verdict/judge.py, the room meta.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vestige.compare import bootstrap
-from vestige.compare.bootstrap import LEVEL, Counts, Sample, Statistic, Stratum
-from vestige.compare.exact import student_reach, student_within
+from vestige.stats import bootstrap
+from vestige.stats.bootstrap import LEVEL, Counts, Sample, Statistic, Stratum
+from vestige.stats.vectors import student_reach, student_within
 from vestige.sums import counted
 from vestige.types import Array, Grouping
 

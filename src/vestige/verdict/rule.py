@@ -2,7 +2,7 @@
 
 The margin of layers was fixed on the tuning seed of the bench (docs/verdict.md); the others were chosen before the
 bench, held on that seed, and kept. The bench's table was made on other seeds, and nothing was changed after it.
-Callers: compare/evidence.py, compare/verdict.py; the bench tries other values with `replace(RULE, margin=...)`.
+Callers: verdict/points.py, verdict/judge.py; the bench tries other values with `replace(RULE, margin=...)`.
 """
 
 from __future__ import annotations

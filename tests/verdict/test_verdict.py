@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vestige.compare.contrast import Contrast
-from vestige.compare.evidence import knowledge_points, state_of
-from vestige.compare.facts import AttackCurve, AttackPoint, AuditFacts, Measure, SecretCounts
-from vestige.compare.rule import DEEP, RULE, TESTS, TITLES
-from vestige.compare.verdict import verdict
+from vestige.stats.contrast import Contrast
+from vestige.verdict.facts import AttackCurve, AttackPoint, AuditFacts, Measure, SecretCounts
+from vestige.verdict.judge import verdict
+from vestige.verdict.points import knowledge_points, state_of
+from vestige.verdict.rule import DEEP, RULE, TESTS, TITLES
 
 
 def on_way(share: float, scale: float = 0.7, se: float = 0.05, **more: float) -> Contrast:

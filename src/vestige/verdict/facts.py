@@ -1,36 +1,240 @@
-"""The facts of a verdict, from the finished runs of one model and of its references.
+"""What a verdict may look at: measures, attacks over their budgets, damage, secrets. Plain numbers, no files.
 
-    ModelRuns (evaluations, layers, attacked copies) of model, full and retain --facts_of--> AuditFacts
-
-Which metric speaks for which test is fixed here, before any value is seen: the first of its kind on the forget rows.
-
-In: runs already read. Out: AuditFacts, for compare/verdict.py. Callers: judging/runs.py, report/audits.py.
+In: nothing. Out: records. Made by the room judging from finished runs; read by verdict/points.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
 import numpy as np
 
-from vestige.compare import bootstrap
-from vestige.compare.bootstrap import Sample
-from vestige.compare.contrast import NORMAL_95, Contrast
-from vestige.compare.evidence import in_words
-from vestige.compare.facts import AttackCurve, AuditFacts, Measure, SecretCounts
-from vestige.compare.rule import RULE
-from vestige.compare.vectors import share_interval
 from vestige.engine.scores import Estimate
-from vestige.errors import UserError
-from vestige.judging.attacked import AttackedRun, Span, attack_curves
-from vestige.judging.contrasts import contrast, difference, mean_of
-from vestige.judging.evaluated import SIDE, Evaluated, split_of
-from vestige.judging.trajectory import PATH
-from vestige.metrics.cards import direction_of, is_attack
+from vestige.metrics.cards import is_attack
 from vestige.schema import number
+from vestige.stats import bootstrap
+from vestige.stats.bootstrap import Sample, Statistic
+from vestige.stats.clusters import jackknife
+from vestige.stats.contrast import Contrast
+from vestige.stats.vectors import share_interval
+from vestige.verdict.rule import TESTS
+from vestige.verdict.runs import PATH, AttackedRun, Evaluated, ModelRuns, References
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One metric of the audited model beside the references'. High means "knows" (of utility: able)."""
+
+    metric: str
+    test: str  # says | likely | membership | layers | utility | repetition | said_likelihood
+    value: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    retain: float | None = None
+    full: float | None = None
+    contrast: Contrast | None = None  # against the retain model; of damage against the full one
+    secrets: bool = False  # rows that say their secret
+    why: str = ""  # why a contrast is missing
+
+
+@dataclass(frozen=True)
+class AttackPoint:
+    """One budget of an attack: the attacked model, and the control attacked alike (else the retain model as it is)."""
+
+    budget: float | None
+    value: float
+    control: float | None
+    contrast: Contrast | None = None
+
+
+@dataclass(frozen=True)
+class AttackCurve:
+    """One attack on one metric, over all of its budgets."""
+
+    attack: str
+    metric: str
+    teaches: bool  # it shows the model answers: without a control, what comes back proves nothing
+    points: Sequence[AttackPoint]
+    controlled: bool  # a retain model was attacked as well
+    before: float | None = None
+    unit: str = ""
+    seeds: int = 1
+    secrets: bool = False
+    zero: str = ""  # what a budget of 0 stands for ("1 epoch")
+
+
+@dataclass(frozen=True)
+class SecretCounts:
+    """How many rows have a secret, and of how many of them a text says it."""
+
+    rows: int
+    with_secret: int
+    said: int
+    lo: float | None = None  # of said / with_secret
+    hi: float | None = None
+    retain: int | None = None
+    full: int | None = None
+
+
+@dataclass(frozen=True)
+class AuditFacts:
+    """All of it, for one model."""
+
+    measures: Sequence[Measure] = ()
+    attacks: Sequence[AttackCurve] = ()
+    utility: Measure | None = None
+    fluency: Sequence[Measure] = ()
+    secrets: SecretCounts | None = None
+    has_retain: bool = False
+    has_full: bool = False
+    retain_runs: int = 1
+    retain_spread: float = 0.0  # of several retain runs: the standard deviation between them, as a share of the way
+    clustered: bool = False  # clusters of rows (authors, documents) are the unit, not rows
+    commands: Mapping[str, str] = field(default_factory=dict)  # test -> the command that would make it
+    notes: Sequence[str] = ()  # further limits, as sentences
+
+
+# ---- Contrasts from rows: clusters are left out one after the other, for gap, scale and both together -------------
+#
+# In: estimates (functions of how often each row is drawn). Out: compare.contrast.Contrast. Caller: verdict/facts.py.
+
+
+def mean_of(estimates: Sequence[Estimate]) -> Statistic:
+    """The mean of several runs' statistics: retain models trained with other seeds, attacks with other seeds."""
+    return lambda counts: np.mean([e.statistic(counts) for e in estimates], axis=0)
+
+
+def contrast(gap: Statistic, scale: Statistic | float, samples: Sequence[Sample]) -> Contrast:
+    """Both statistics with variances and covariance. A scale that is a number is taken as exact."""
+    fixed = bootstrap.constant(scale) if isinstance(scale, float) else scale
+    first = jackknife(gap, samples)
+    at = float(fixed(bootstrap.once)[0])
+    rows = len({(s.group, row) for s in samples for row in s.rows})
+    if first.se is None or first.df is None:
+        return Contrast(first.value, at, rows=rows, clusters=first.clusters)
+    if isinstance(scale, float):
+        return Contrast(first.value, at, first.se**2, df=first.df, rows=rows, clusters=first.clusters)
+    second, both = jackknife(fixed, samples), jackknife(difference(gap, fixed), samples)
+    var_scale, var_both = (second.se or 0.0) ** 2, (both.se or 0.0) ** 2
+    covariance = (first.se**2 + var_scale - var_both) / 2
+    return Contrast(first.value, at, first.se**2, var_scale, covariance, first.df, rows, first.clusters)
+
+
+def difference(a: Statistic, b: Statistic) -> Statistic:
+    return bootstrap.combined(np.subtract, a, b)
+
+
+# ---- Attacks over all of their budgets: the attacked model against the attacked control, row by row ---------------
+#
+# The gap at a budget is model less control, both attacked with that budget. The scale is what there was to forget
+# before any attack (full less retain): where the control has learned nearly everything, a scale of what is left would
+# be tiny.
+#
+# In: attacked evaluations. Out: AttackCurves. Callers: verdict/facts.py; verdict/runs.py and the room report make
+# AttackedRuns.
+
+Span = tuple[Statistic | float, list[Sample]]  # what there was to forget, and the rows it rests on
+Scale = Callable[[str], Span | None]
+
+
+def attack_curves(
+    model: ModelRuns, retain: Sequence[ModelRuns], metrics: Mapping[str, bool], scale: Scale
+) -> list[AttackCurve]:
+    """A curve for each attack and metric; `metrics`: which to look at, and whether each counts secrets."""
+    out = []
+    for attack in dict.fromkeys(a.attack for a in model.attacks):
+        mine = [a for a in model.attacks if a.attack == attack]
+        theirs = [a for r in retain for a in r.attacks if a.attack == attack]
+        for metric, secrets in metrics.items():
+            runs = [a for a in mine if a.value(metric) is not None]
+            if runs:
+                out.append(_curve(model, retain, metric, runs, theirs, scale, secrets))
+    return out
+
+
+def _curve(
+    model: ModelRuns,
+    retain: Sequence[ModelRuns],
+    metric: str,
+    mine: Sequence[AttackedRun],
+    theirs: Sequence[AttackedRun],
+    scale: Scale,
+    secrets: bool,
+) -> AttackCurve:
+    points, controlled = [], False
+    budgets = list(dict.fromkeys(a.budget for a in mine))
+    for budget in budgets:
+        copies = [a for a in mine if a.budget == budget]
+        controls = [a for a in theirs if a.budget == budget and a.value(metric) is not None]
+        controlled = controlled or bool(controls)
+        at = [a.value(metric) for a in copies]
+        others = [a.value(metric) for a in controls] or [r.value(metric) for r in retain]
+        value, control = _mean_of_seeds(at), _mean_of_seeds(others)
+        assert value is not None
+        found = _contrast(model, retain, metric, copies, controls, scale) if control is not None else None
+        points.append(AttackPoint(budget, value, control, found))
+    first = mine[0]
+    seeds = max(sum(a.budget == b for a in mine) for b in budgets)
+    return AttackCurve(
+        first.attack, metric, first.teaches, points, controlled, model.value(metric), first.unit, seeds, secrets,
+        first.zero,
+    )  # fmt: skip
+
+
+def _contrast(
+    model: ModelRuns,
+    retain: Sequence[ModelRuns],
+    metric: str,
+    copies: Sequence[AttackedRun],
+    controls: Sequence[AttackedRun],
+    scale: Scale,
+) -> Contrast | None:
+    """Attacked model less attacked control; without a control less the retain model as it is."""
+    span = scale(metric)
+    if span is None:
+        return None
+    width, rows = span
+    plain = next((r for r in retain if r.value(metric) is not None), None)
+    mine = [a.estimate(metric, model.estimate(metric)) for a in copies]
+    control = plain.estimate(metric) if plain else None
+    theirs = [a.estimate(metric, control) for a in controls] if controls else [control]
+    a, b = [e for e in mine if e is not None], [e for e in theirs if e is not None]
+    if len(a) < len(mine) or len(b) < len(theirs) or not b:
+        base = (
+            _mean_of_seeds([c.value(metric) for c in controls])
+            if controls
+            else (plain.value(metric) if plain else None)
+        )
+        x = _mean_of_seeds([c.value(metric) for c in copies])
+        far = width if isinstance(width, float) else float(width(bootstrap.once)[0])
+        return None if base is None or x is None else Contrast(x - base, far)
+    samples = [s for e in (*a, *b) for s in e.samples]
+    found = contrast(difference(mean_of(a), mean_of(b)), width, [*samples, *rows])
+    return _with_seeds(found, [e.value for e in a], [e.value for e in b])
+
+
+def _with_seeds(found: Contrast, mine: Sequence[float], theirs: Sequence[float]) -> Contrast:
+    """What seeds of the attack add to the variance, where several were given."""
+    more = sum(float(np.var(x, ddof=1)) / len(x) for x in (mine, theirs) if len(x) > 1)
+    return found if found.var_gap is None or not more else replace(found, var_gap=found.var_gap + more)
+
+
+def _mean_of_seeds(values: Sequence[float | None]) -> float | None:
+    there = [v for v in values if v is not None]
+    return sum(there) / len(there) if there else None
+
+
+# ---- The facts of a verdict, from the finished runs of one model and of its references ----------------------------
+#
+#     ModelRuns (evaluations, layers, attacked copies) of model, full and retain --facts_of--> AuditFacts
+#
+# Which metric speaks for which test is fixed here, before any value is seen: the first of its kind on the forget rows.
+#
+# In: runs already read. Out: AuditFacts, for verdict/judge.py. Callers: verdict/runs.py, report/audits.py.
 
 # The first of these that was evaluated says how able the model still is.
 UTILITY = (
@@ -45,48 +249,6 @@ MEMBERSHIP = ("mia_min_k", "mia_min_k_plus_plus", "mia_loss")
 FLUENCY = {"repetition": False, "said_likelihood": True}  # handler -> whether it is lost as a share of the reference's
 
 
-@dataclass(frozen=True)
-class ModelRuns:
-    """What was measured of one model. `values`: numbers without rows, {"v", "lo", "hi"} by metric."""
-
-    evals: Sequence[Evaluated] = ()
-    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    depth: Sequence[Mapping[str, Any]] = ()  # records of a depth run
-    attacks: Sequence[AttackedRun] = ()
-
-    def holder(self, metric: str) -> Evaluated | None:
-        return next((e for e in self.evals if e.value(metric) is not None), None)
-
-    def value(self, metric: str) -> float | None:
-        found = self.holder(metric)
-        return found.value(metric) if found else number((self.values.get(metric) or {}).get("v"))
-
-    def estimate(self, metric: str) -> Estimate | None:
-        found = self.holder(metric)
-        return found.estimate(metric) if found else None
-
-    def interval(self, metric: str) -> tuple[float | None, float | None]:
-        found = self.holder(metric)
-        stat = (found.stats.get(metric) or {}) if found else {}
-        if stat.get("interval") and not stat.get("of"):
-            return float(stat["interval"][0]), float(stat["interval"][1])
-        told = self.values.get(metric) or {}
-        return (None, None) if told.get("of") else (number(told.get("lo")), number(told.get("hi")))
-
-    def variance(self, metric: str) -> float | None:
-        """From the 95 % interval, where there is one."""
-        lo, hi = self.interval(metric)
-        return None if lo is None or hi is None else ((hi - lo) / 2 / NORMAL_95) ** 2
-
-
-@dataclass(frozen=True)
-class References:
-    """What a model is held against."""
-
-    full: ModelRuns | None = None
-    retain: Sequence[ModelRuns] = ()  # several: trained with other seeds
-
-
 def facts_of(
     model: ModelRuns,
     references: References,
@@ -94,7 +256,7 @@ def facts_of(
     commands: Mapping[str, str] | None = None,
 ) -> AuditFacts:
     """Everything a verdict may look at. `outputs`: metric -> handler of values that come without an evaluation."""
-    judge = _Judge(model, references, outputs or {})
+    judge = FactFinder(model, references, outputs or {})
     attacks = judge.attacks()
     return AuditFacts(
         measures=[m for m in (*judge.outputs(), judge.membership(), judge.layers()) if m is not None],
@@ -111,24 +273,7 @@ def facts_of(
     )
 
 
-def reading_against(model: ModelRuns, references: References, metric: str) -> str:
-    """A number of the forget rows in words, against full and retain model; nothing where they do not tell."""
-    holder = model.holder(metric)
-    handler = holder.handler(metric) if holder else ""
-    about = (split_of(metric) == "forget" and not any(word in metric for word in SIDE)) or is_attack(handler)
-    if not handler or not about:
-        return ""
-    try:
-        direction = direction_of(metric, handler)
-    except UserError:
-        return ""  # neither end of it means "knows"
-    if direction.knows != "high" or not direction.unit:
-        return ""
-    found, _ = _Judge(model, references, {}).against_retain(metric)
-    return in_words(found, RULE) if found is not None else ""
-
-
-class _Judge:
+class FactFinder:
     def __init__(self, model: ModelRuns, references: References, outputs: Mapping[str, str]) -> None:
         self.model, self.full, self.retain = model, references.full, list(references.retain)
         self.told = outputs
@@ -335,3 +480,46 @@ def _agresti(found: Estimate | None) -> float:
     n = len(found.rows) + 4
     p = (float(found.rows.values.sum()) + 2) / n
     return p * (1 - p) / n
+
+
+# ---- The exact command for each test that was not made, from the paths of the runs at hand ------------------------
+#
+# In: paths of checkpoints, and the audited model's evaluations. Out: test -> command line. Callers: report/audits.py,
+# audit/run.py.
+
+TEMPLATES = {
+    "says": "vestige eval {suite} --model {model} --data {data}",
+    "likely": "vestige eval {suite} --model {model} --data {data}",
+    "membership": "vestige eval {suite} --model {model} --data {data} --metrics mia_min_k",
+    "layers": "vestige depth --unlearned {model} --full {full} --retain-model {retain} --forget {forget}",
+    "teach": "vestige stress relearn{of} --model {model} --retain-model {retain} --data {data}",
+    "disturb": "vestige stress quantise prune{of} --model {model} --retain-model {retain} --data {data}",
+}
+
+
+def commands(
+    model: str,
+    full: str,
+    retain: str,
+    evals: Sequence[Evaluated] = (),
+    forget: str = "",
+) -> dict[str, str]:
+    """What is not known is a word in capitals. `forget`: the file of the forget rows, if no evaluation names it."""
+    forget = forget or next((path for e in evals if (path := forget_file(e))), "")
+    names = {
+        "model": model or "MODEL",
+        "full": full or "FULL",
+        "retain": retain or "RETAIN",
+        "forget": forget or "DATA/forget.jsonl",
+        "data": str(PurePath(forget).parent) if forget else "DATA",
+        "suite": next((str(s) for e in evals if (s := (e.manifest.get("config") or {}).get("suite"))), "tofu"),
+    }
+    quoted = {key: shlex.quote(value) for key, value in names.items()}
+    quoted["of"] = "" if names["suite"] == "tofu" else f" --suite {quoted['suite']}"
+    return {test: TEMPLATES[test].format(**quoted) for test in TESTS}
+
+
+def forget_file(evaluated: Evaluated) -> str:
+    """The file of the forget rows, as the run names it; of a hub's data there is none."""
+    sources = [str(d.get("source") or "") for d in (evaluated.manifest.get("data") or {}).values()]
+    return next((s for s in sources if PurePath(s).stem == "forget" and PurePath(s).suffix), "")

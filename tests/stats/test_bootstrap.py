@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import ks_2samp, kstest, norm
 from scipy.stats import t as student
 
-from vestige.compare import bootstrap, vectors
-from vestige.compare.bootstrap import Resampler, Sample, Statistic, sample
+from vestige.stats import bootstrap, vectors
+from vestige.stats.bootstrap import Resampler, Sample, Statistic, sample
 from vestige.types import Array
 
 RNG = np.random.default_rng(7)

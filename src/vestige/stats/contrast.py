@@ -5,8 +5,8 @@
 Both come from the same rows, so the share's interval is Fieller's: all shares c for which gap - c * scale could be 0.
 Its ends are one-sided tests: "low end above c" and "gap - c * scale is significantly above 0" are the same.
 
-In: differences with their variances (compare/clusters.py), or plain numbers where rows are not known. Out: shares,
-intervals, what could have been detected, how many rows would decide. Callers: compare/evidence.py, the room judging.
+In: differences with their variances (stats/clusters.py), or plain numbers where rows are not known. Out: shares,
+intervals, what could have been detected, how many rows would decide. Callers: verdict/points.py, the room judging.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from vestige.compare.exact import student_reach
+from vestige.stats.vectors import student_reach
 
 NORMAL_95 = 1.959964  # standard errors on either side of a 95 % interval
 NORMAL = 1e6  # degrees of freedom with which Student's distribution is the normal one

@@ -9,7 +9,7 @@ An attack is judged over all of its budgets. To be equivalent it must be so at e
 to be towards, one budget is enough, so each is tested at a level divided by their number: the strongest budget is
 picked after looking, and this allows for it. Damage has the states kept, damaged, undecided.
 
-In: AuditFacts and a VerdictRule. Out: VerdictPoints. Caller: compare/verdict.py.
+In: AuditFacts and a VerdictRule. Out: VerdictPoints. Caller: verdict/judge.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vestige.compare.contrast import NORMAL_95, Contrast
-from vestige.compare.facts import AttackCurve, AttackPoint, AuditFacts, Measure
-from vestige.compare.rule import RULE, VerdictRule
+from vestige.stats.contrast import NORMAL_95, Contrast
 from vestige.sums import counted, number, percent, with_interval
+from vestige.verdict.facts import AttackCurve, AttackPoint, AuditFacts, Measure
+from vestige.verdict.rule import RULE, VerdictRule
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def margin_of(facts: AuditFacts, rule: VerdictRule) -> float:
     return min(rule.margin + facts.retain_spread, 2 * rule.margin)
 
 
-# ---- one measure -------------------------------------------------------------------------------------------------
+# ---- one measure --------------------------------------------------------------------------------------------------
 
 SUBJECT = {
     "says": "It says {} of the reference answers to the forget rows{}",
@@ -176,7 +176,7 @@ def _rows_needed(contrast: Contrast | None, state: str, margin: float, rule: Ver
     return contrast.rows_to_decide(margin, rule.tail, rule.power)
 
 
-# ---- an attack, over its budgets ---------------------------------------------------------------------------------
+# ---- an attack, over its budgets ----------------------------------------------------------------------------------
 
 
 def _attacked(c: AttackCurve, margin: float, rule: VerdictRule) -> VerdictPoint:
@@ -251,7 +251,7 @@ def _story(c: AttackCurve, p: AttackPoint) -> str:
     return f"{text}; a model that never knew shows {number(p.control)}{'' if c.controlled else ' without the attack'}"
 
 
-# ---- damage ------------------------------------------------------------------------------------------------------
+# ---- damage -------------------------------------------------------------------------------------------------------
 
 
 def damage_points(facts: AuditFacts, rule: VerdictRule) -> list[VerdictPoint]:

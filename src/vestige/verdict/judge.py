@@ -1,7 +1,7 @@
 """Did it forget? One of six words, from rules that can be read here, with its evidence and its limits.
 
 Three questions are answered apart. *Knowledge*: where is the model between the retain model and the full one
-(compare/evidence.py)? *Damage*: did utility and fluency survive? *Testing*: what was looked at? Then, in this order:
+(verdict/points.py)? *Damage*: did utility and fluency survive? *Testing*: what was looked at? Then, in this order:
 
     damaged          utility or fluency is damaged, or a measure is beyond the retain model (over-forgotten);
                      what still leaks is stated as well
@@ -12,7 +12,7 @@ Three questions are answered apart. *Knowledge*: where is the model between the 
     looks_forgotten  something it says or finds likely is equivalent, and nothing speaks against it
     cannot_tell      anything else
 
-So a test that was not made can take "forgotten" away, and never give it. Thresholds are in compare/rule.py.
+So a test that was not made can take "forgotten" away, and never give it. Thresholds are in verdict/rule.py.
 
 In: AuditFacts. Out: plain data (docs/report_format.md). Callers: the room judging. Pure: `word_of` needs nothing but
 the evidence, so that a verdict can be checked from report.json alone.
@@ -21,12 +21,28 @@ the evidence, so that a verdict can be checked from report.json alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from vestige.compare.evidence import VerdictPoint, damage_points, knowledge_points, margin_of
-from vestige.compare.facts import AuditFacts
-from vestige.compare.rule import DEEP, RULE, TESTS, TITLES, VerdictRule
-from vestige.compare.verdict_words import headline, limits, power_part, testing_text
+from vestige.errors import UserError
+from vestige.metrics.cards import direction_of, is_attack
+from vestige.verdict.facts import AuditFacts, FactFinder, facts_of
+from vestige.verdict.points import VerdictPoint, damage_points, in_words, knowledge_points, margin_of
+from vestige.verdict.rule import DEEP, RULE, TESTS, TITLES, VerdictRule
+from vestige.verdict.runs import (
+    SIDE,
+    AttackedRun,
+    ModelRuns,
+    References,
+    attacked_runs,
+    depth_records,
+    depth_value,
+    handlers,
+    model_runs,
+    split_of,
+)
+from vestige.verdict.words import headline, limits, power_part, testing_text
 
 OUTPUTS = ("says", "likely")
 CONTENT = ("says", "likely", "layers", "teach", "disturb")  # what is known, as against that it was once trained on
@@ -90,7 +106,7 @@ def _recites(facts: AuditFacts, rule: VerdictRule) -> bool:
     return any(low is not None and low >= rule.recites for low in lows)
 
 
-# ---- the three parts ---------------------------------------------------------------------------------------------
+# ---- the three parts ----------------------------------------------------------------------------------------------
 
 
 def _knowledge(known: Sequence[VerdictPoint]) -> dict[str, Any]:
@@ -162,3 +178,57 @@ def _secrets(facts: AuditFacts) -> dict[str, Any] | None:
     keys = ("rows", "with_secret", "said", "lo", "hi", "retain", "full")
     out: Mapping[str, Any] = {key: getattr(s, key) for key in keys}
     return {**out, "text": text}
+
+
+# ---- from finished runs -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JudgeAsk:
+    """Directories of finished runs. Several retain runs are models of other training seeds."""
+
+    model: Sequence[Path]  # its evaluations
+    full: Sequence[Path] = ()
+    retain: Sequence[Path] = ()
+    depth: Path | None = None  # of the model: the directory with its summary.json
+    stress: Sequence[Path] = ()  # its attacks, with the retain model's as the control
+
+
+def judge_runs(ask: JudgeAsk, rule: VerdictRule = RULE) -> dict[str, Any]:
+    """The verdict on one model from directories alone."""
+    return verdict(facts_in(ask), rule)
+
+
+def facts_in(ask: JudgeAsk) -> AuditFacts:
+    """The facts of a verdict from directories alone."""
+    model = model_runs(ask.model)
+    outputs = handlers(model.values)
+    if ask.depth:
+        model = replace(model, depth=depth_records(ask.depth), values={**model.values, "uds": depth_value(ask.depth)})
+    controls: list[AttackedRun] = []
+    for place in ask.stress:
+        by_model = attacked_runs(place)
+        model = replace(model, attacks=[*model.attacks, *by_model.get("model", ())])
+        controls += by_model.get("retain", ())
+    retain = [model_runs([p]) for p in ask.retain]
+    if retain:
+        retain[0] = replace(retain[0], attacks=controls)
+    full = model_runs(ask.full) if ask.full else None
+    return facts_of(model, References(full, retain), outputs)
+
+
+def reading_against(model: ModelRuns, references: References, metric: str) -> str:
+    """A number of the forget rows in words, against full and retain model; nothing where they do not tell."""
+    holder = model.holder(metric)
+    handler = holder.handler(metric) if holder else ""
+    about = (split_of(metric) == "forget" and not any(word in metric for word in SIDE)) or is_attack(handler)
+    if not handler or not about:
+        return ""
+    try:
+        direction = direction_of(metric, handler)
+    except UserError:
+        return ""  # neither end of it means "knows"
+    if direction.knows != "high" or not direction.unit:
+        return ""
+    found, _ = FactFinder(model, references, {}).against_retain(metric)
+    return in_words(found, RULE) if found is not None else ""

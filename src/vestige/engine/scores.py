@@ -35,8 +35,7 @@ from vestige.store.comparable import Number
 from vestige.store.directories import groupings
 from vestige.store.files import write_json
 from vestige.suites.handlers.common import as_list, row_mean
-from vestige.suites.handlers.from_code import FROM_CODE
-from vestige.suites.postprocess import postprocessed
+from vestige.suites.postprocess import FROM_CODE, postprocessed
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, MissingEvidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.sums import mean

@@ -24,8 +24,8 @@ from vestige.store.evidence import Bank
 from vestige.store.files import load_rows, read_ours
 from vestige.store.forms import ResultForm
 from vestige.store.kinds import keys_read, read_manifest
+from vestige.suites.handlers.trajectory import RUNS_MODEL
 from vestige.suites.handlers.trajectory_reading import Moment
-from vestige.suites.handlers.trajectory_scores import RUNS_MODEL
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Found, Words
 from vestige.suites.spec import RESERVED, MetricConfig, MetricSpec, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats

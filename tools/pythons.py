@@ -22,7 +22,7 @@ PACKAGES = (
     *("hydra-core", "matplotlib", "rouge-score", "scikit-learn"),
 )
 PACKAGES_WITHOUT_TORCH = (
-    *("types.py", "errors.py", "wants.py", "guard.py", "schema.py", "sums.py"),
+    *("types.py", "errors.py", "wants.py", "guard.py", "schema.py", "numeric.py"),
     *("metrics", "compare", "suites", "store", "meta", "report"),
 )
 TESTS = (

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from vestige.compare.rule import RULE
 from vestige.errors import UserError, unknown_name
-from vestige.sums import mean, percent
+from vestige.numeric import mean, percent
 
 RUINED = 0.3  # of the utility; far below what the verdict calls damaged, for a damaged model may still be the best one
 ROOM = (

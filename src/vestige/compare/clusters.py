@@ -26,7 +26,7 @@ import numpy as np
 from vestige.compare import bootstrap
 from vestige.compare.bootstrap import LEVEL, Counts, Sample, Statistic, Stratum
 from vestige.compare.exact import student_reach, student_within
-from vestige.sums import counted
+from vestige.numeric import counted
 from vestige.types import Array, Grouping
 
 FEWEST = 5

@@ -21,7 +21,7 @@ from typing import Any
 from vestige.compare.contrast import NORMAL_95, Contrast
 from vestige.compare.facts import AttackCurve, AttackPoint, AuditFacts, Measure
 from vestige.compare.rule import RULE, VerdictRule
-from vestige.sums import counted, number, percent, with_interval
+from vestige.numeric import counted, number, percent, with_interval
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from vestige.compare.evidence import VerdictPoint, margin_at
 from vestige.compare.facts import AuditFacts
 from vestige.compare.rule import TESTS, VerdictRule
-from vestige.sums import counted, percent
+from vestige.numeric import counted, percent
 
 EQUAL = {
     "says": "says no more of the forgotten answers",

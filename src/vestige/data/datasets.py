@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vestige.compact import Facts
 from vestige.data.chat import PREFIX, Encoded, Encoder, Ids, PrefilledEncoder, Template, TextPair
 from vestige.data.clusters import rows_fingerprint, with_clusters
 from vestige.data.context import Context
 from vestige.data.rows import MissingData, Row, load_rows
 from vestige.data.windows import first_label, generation_start, prompt_ids
 from vestige.errors import UserError, unknown_name
+from vestige.packed_ids import Facts
 from vestige.types import FACTS, IGNORE, Example, Prompt, Rows
 
 log = logging.getLogger("vestige.data")

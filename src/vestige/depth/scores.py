@@ -14,7 +14,7 @@ import numpy as np
 from vestige.compare import bootstrap
 from vestige.compare.clusters import cluster_mean
 from vestige.metrics.depth_example import MEAN_ONLY, NO_KNOWLEDGE, ExampleDepth
-from vestige.sums import mean
+from vestige.numeric import mean
 from vestige.types import BAD_LOGITS, Grouping, TokenStats
 
 __all__ = [

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vestige.metrics.trajectory import VIEWS, spread_of
+from vestige.numeric import mean
 from vestige.schema import number
-from vestige.sums import mean
 
 KIND = "fixation_start"  # just before each token is decided
 LAST, PATH = " at the last denoising step", " over the denoising path"

@@ -21,7 +21,7 @@ import numpy as np
 
 from vestige.compare import bootstrap, vectors
 from vestige.meta.faithfulness import RESAMPLES, Interval
-from vestige.sums import mean
+from vestige.numeric import mean
 
 EPS = 1e-12
 UTILITY_FILTER = 0.8

@@ -28,11 +28,11 @@ from vestige.judging.facts import UTILITY
 from vestige.judging.runs import JudgeAsk, judge_runs
 from vestige.metrics.names import direction_of
 from vestige.models.load import wrap_model
+from vestige.numeric import mean, number
 from vestige.show.progress import hushed
 from vestige.store.files import read_ours
 from vestige.store.forms import WatchForm
 from vestige.suites.spec import MetricSpec
-from vestige.sums import mean, number
 from vestige.writing import remove_all, temporary, write_bytes
 
 CURVE = "watch.json"

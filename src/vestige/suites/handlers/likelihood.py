@@ -11,10 +11,10 @@ import numpy as np
 
 from vestige.metrics import memorisation
 from vestige.metrics.dialects import Dialect
+from vestige.numeric import total
 from vestige.suites.handlers.common import Value, as_list, by_index, clean, mean_score, one_stat, targets, wants_answers
 from vestige.suites.registry import Inputs, handler
 from vestige.suites.steps import Scored
-from vestige.sums import total
 from vestige.types import Example, Rows, Score, TokenStats
 from vestige.wants import Wants
 

@@ -11,10 +11,10 @@ import numpy as np
 from vestige.compare import vectors
 from vestige.errors import UserError, unknown_name
 from vestige.metrics import utility
+from vestige.numeric import mean, means
 from vestige.suites.handlers.common import answers, mean_score, one_number
 from vestige.suites.registry import Inputs, handler
 from vestige.suites.steps import Scored, at_each_step, unless, words_at_each_step
-from vestige.sums import mean, means
 from vestige.types import BAD_LOGITS, Array, Score
 
 Row = Mapping[str, Any]

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vestige.compact import Facts
 from vestige.data.chat import PREFIX, Encoded, Encoder, Ids, PrefilledEncoder, Template, TextPair
 from vestige.data.clusters import AUTO, rows_fingerprint, with_clusters
 from vestige.data.rows import MissingData, Row, load_rows
 from vestige.errors import UserError, unknown_name
+from vestige.packed_ids import Facts
 from vestige.types import FACTS, IGNORE, Example, Prompt, Rows, Target
 
 # ---- what a data-set handler works with besides its rows ---------------------------------------------------------

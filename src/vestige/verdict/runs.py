@@ -26,7 +26,7 @@ from vestige.stats.contrast import NORMAL_95
 from vestige.store.files import read_ours
 from vestige.store.forms import ManifestForm
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.sums import mean
+from vestige.numeric import mean
 from vestige.types import Score
 
 SIDE = ("_PARA_", "_PERT_", "_para", "_pert")  # other wordings of the answer: not what a reader looks for first

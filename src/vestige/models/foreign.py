@@ -15,7 +15,7 @@ import io
 import logging as std_logging
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -51,61 +51,13 @@ def quiet(bars: bool = True) -> Iterator[None]:
                 logging.enable_progress_bar()
 
 
-def first_line(error: BaseException) -> str:
+def error_sentence(error: BaseException) -> str:
     """The gist of another library's error, as the end of a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     if text.endswith(":") and len(lines) > 1:  # a heading; the matter is below it
         text = f"{text} {lines[1]}"
     return text if text.endswith((".", "!", "?")) else text + "."
-
-
-ALLOW_UNUSED = "allow_unused_tensors"
-
-
-def check_report(name: str, report: dict[str, Any], theirs: Callable[[str], str], allow: bool) -> list[str]:
-    """Refuses gaps and left-overs in what from_pretrained reports, by the checkpoint's own names; returns notes."""
-    mismatched = []
-    for key in report.get("mismatched_keys", ()):  # with both shapes, or without
-        mismatched.append(theirs(key[0] if isinstance(key, tuple) else key))
-    refuse_gaps(name, map(theirs, report.get("missing_keys", ())), mismatched)
-    unused = sorted(map(theirs, report.get("unexpected_keys", ())))
-    if unused and not allow:
-        raise UserError(
-            f"'{name}' holds tensors that its configuration has no place for: {some(unused)}; correct its config.json, "
-            f"or set model.model_args.{ALLOW_UNUSED}=true if they should be left out."
-        )
-    return [f"tensors of '{name}' were left out ({ALLOW_UNUSED}): {some(unused)}."] if unused else []
-
-
-def refuse_gaps(
-    name: str,
-    missing: Iterable[str],
-    mismatched: Iterable[str] = (),
-    hint: str = "save the whole model, head included",
-) -> None:
-    """Weights that did not come from the checkpoint are random numbers: never evaluate them."""
-    missing, mismatched = sorted(missing), sorted(mismatched)
-    if missing:
-        raise UserError(
-            f"'{name}' lacks tensors that its configuration calls for, which would be random: {some(missing)}; {hint}."
-        )
-    if mismatched:
-        raise UserError(
-            f"Some tensors of '{name}' have another shape than its config.json says: {some(mismatched)}; "
-            "save the model and its config together."
-        )
-
-
-def refuse_doubles(name: str, stored: Iterable[str], native: Callable[[str], str]) -> None:
-    """Two tensors of a checkpoint for one parameter: only one would be read, and nobody could say which."""
-    seen: dict[str, str] = {}
-    for theirs in stored:
-        other = seen.setdefault(native(theirs), theirs)
-        if other != theirs:
-            raise UserError(
-                f"'{name}' holds two tensors for the same place, {other} and {theirs}; save the checkpoint again."
-            )
 
 
 @contextmanager
@@ -166,10 +118,6 @@ class _Slice:
     def __getitem__(self, index: Any) -> Any:
         with self.again() as file:
             return file.get_slice(self.name)[index].clone()
-
-
-def some(names: Sequence[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # ---- Code that is not ours and came with a checkpoint: what it raises becomes one sentence --------------------------

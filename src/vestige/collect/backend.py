@@ -18,7 +18,13 @@ from vestige.types import Target, Text, TokenStats
 from vestige.wants import Decoding, Request
 
 if TYPE_CHECKING:
-    from vestige.models.room import Room
+    from vestige.models.batch_budget import BatchBudget
+
+
+import math
+
+from vestige.types import BROKEN, Prompt
+from vestige.wants import DenoiseWant, Denoising
 
 log = logging.getLogger("vestige.collect")
 
@@ -69,7 +75,7 @@ class Cost:
 Known = Mapping[str, Sequence[int]]  # tokens of texts, by request key
 
 
-class Answerer(Protocol):
+class Backend(Protocol):
     """Scores answers and writes texts. What is in `done` was answered before and is left out."""
 
     @property
@@ -94,7 +100,7 @@ class Answerer(Protocol):
 
 
 @dataclass
-class InProcess:
+class LocalBackend:
     """A model that is loaded here."""
 
     loaded: LoadedModel
@@ -104,10 +110,10 @@ class InProcess:
     rows: int | None
 
     @property
-    def room(self) -> Room:
-        from vestige.models.room import room_for_texts
+    def room(self) -> BatchBudget:
+        from vestige.models.batch_budget import text_batch_budget
 
-        return room_for_texts(self.loaded.model, self.rows)
+        return text_batch_budget(self.loaded.model, self.rows)
 
     @property
     def limits(self) -> Any:
@@ -133,7 +139,7 @@ class InProcess:
 
     @property
     def eos(self) -> frozenset[int]:
-        from vestige.collect.text_row import end_tokens
+        from vestige.collect.texts import end_tokens
 
         return end_tokens(self.loaded.model, self.loaded.tokenizer)
 
@@ -156,3 +162,98 @@ def end_words(tokenizer: Any, eos: frozenset[int]) -> str:
     """How the end token reads; a model may have an end token where its tokenizer names none."""
     end = tokenizer.eos_token_id
     return str(tokenizer.decode([end])) if eos and end is not None else ""
+
+
+# ---- When a text is over, and what it reads as: the same for a model in this process and for a served one -----------
+# In: a request and the tokens made so far. Out: whether it goes on; in the end a Text. Callers: collect/texts.py and
+# servers/served.py. No model runs here.
+
+Detokenise = Callable[[Sequence[Sequence[int]]], list[str]]
+
+
+def cut_text(text: str, words: Sequence[str]) -> str:
+    """A text up to the first of some words.
+
+    >>> cut_text(" Paris. Question: and?", ("", "Question:"))
+    'Paris.'
+    """
+    for word in words:  # an empty word would split at nothing; a model without an end token has one
+        text = text.split(word)[0] if word else text
+    return text.strip()
+
+
+class StopRule:
+    """How one model's texts end: at an end token, a stop word, the limit asked for, or the model's last position."""
+
+    def __init__(self, detokenise: Detokenise, eos: frozenset[int], end_text: str, positions: float = math.inf) -> None:
+        self.detokenise = detokenise
+        self.eos = eos
+        self.end_text = end_text  # how the end token reads, should decoding show it
+        self.positions = positions
+
+    def begin(self, request: Request, known: Sequence[int]) -> list[int]:
+        """What is known of a text; a stop word in there ends it, as it would have when decoding."""
+        # All prefixes are tried, because decoding would have stopped at the first token that completes a word.
+        if request.decoding.stopwords:
+            prefixes = (list(known[:n]) for n in range(1, len(known)))
+            return next((made for made in prefixes if self.over(request, made)), list(known))
+        return list(known)
+
+    def over(self, request: Request, made: Sequence[int]) -> bool:
+        if not made:
+            return False
+        if made[-1] == BROKEN or made[-1] in self.eos or len(made) >= request.decoding.max_new_tokens:
+            return True
+        if request.prompt.attended + len(made) > self.positions:
+            return True
+        words = request.decoding.stopwords
+        if not words:
+            return False
+        # A token is at least a byte, so a word that the last token completes began at most so many tokens ago; four
+        # more, since a decoder may trim the first and the last character may have come in pieces.
+        tail = self.detokenise([made[-(max(len(w.encode()) for w in words) + 4) :]])[0]
+        return any(word in tail for word in words)
+
+    def texts(self, rows: Iterable[tuple[Request, Sequence[int], int]]) -> dict[str, Text]:
+        """{request key: Text} of (request, tokens, how many of them were proven)."""
+        listed = list(rows)
+        read = self.detokenise([[t for t in made if t != BROKEN] for _, made, _ in listed])
+        return {
+            request.key: Text(tuple(made), cut_text(text, (self.end_text, *request.decoding.stopwords)), proven)
+            for (request, made, proven), text in zip(listed, read, strict=True)
+        }
+
+
+# ---- Texts out of a sampler's windows: how one is asked for, and where it ends. No model runs here ------------------
+# In: a Request, or the ids of a finished window. Out: the DenoiseWant that makes it, or its ids up to the end.
+# Callers: collect/diffusion.py, costs/estimate.py, integrations/lm_eval_diffusion.py.
+
+MOST_STEPS = 128  # of texts: one token a pass up to this many, then several
+
+
+def text_want(request: Request, defaults: Mapping[str, Any]) -> DenoiseWant:
+    """How a text is asked of a sampler: one token a pass, up to a limit.
+
+    `defaults` are the model's own settings, which those of the request (its generation_args) replace.
+    """
+    decoding = request.decoding
+    said: dict[str, Any] = {
+        "max_new_tokens": decoding.max_new_tokens,
+        "steps": min(decoding.max_new_tokens, MOST_STEPS),
+        "temperature": 0.0 if decoding.greedy else decoding.temperature,
+        "seed": 0 if decoding.greedy else decoding.seed,
+        **defaults,
+    }
+    sampler = dict(decoding.sampler)
+    if "steps" in sampler:  # they are shared by all blocks
+        said.pop("steps_per_block", None)
+    return DenoiseWant(Prompt(request.prompt.ids), (), Denoising(**{**said, **sampler}))
+
+
+def cut_after_end(ids: list[int], eos: Sequence[int]) -> list[int]:
+    """Up to the first end token, that one included.
+
+    >>> cut_after_end([5, 2, 2], eos=[2])
+    [5, 2]
+    """
+    return next((ids[: i + 1] for i, token in enumerate(ids) if token in eos), ids)

@@ -5,7 +5,7 @@ place, and a finished row's slot is taken by the last active row. Buffers have r
 made again for the rows and columns that are left, so memory is what is needed and not what might be.
 
 In: the keys and values of a forward. Out: those of the active rows, as views. Callers: collect/texts.py, which decodes
-rows of unequal length, and collect/staircase.py, which reads one layer's keys.
+rows of unequal length, and collect/layered_patching.py, which reads one layer's keys.
 """
 
 from __future__ import annotations

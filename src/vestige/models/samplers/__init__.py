@@ -14,12 +14,21 @@ import torch
 from vestige.errors import UserError
 from vestige.models.diffusion import CanvasPredictor, MaskPredictor
 from vestige.models.families import CANVAS
-from vestige.samplers.bd3lm import run_bd3lm
-from vestige.samplers.choose import Pass, Recorder, SamplerRow, SamplerWatch, Sampling
-from vestige.samplers.gemma import canvases, resolved, run_gemma
-from vestige.samplers.mdlm import run_mdlm
-from vestige.samplers.noise import sample_generator
-from vestige.samplers.schedule import block_plan, block_size, infill_plan, window_plan
+from vestige.models.samplers.base import (
+    Pass,
+    Recorder,
+    SamplerRow,
+    SamplerWatch,
+    Sampling,
+    block_plan,
+    block_size,
+    infill_plan,
+    sample_generator,
+    window_plan,
+)
+from vestige.models.samplers.bd3lm import run_bd3lm
+from vestige.models.samplers.gemma import canvases, resolved, run_gemma
+from vestige.models.samplers.mdlm import run_mdlm
 from vestige.types import Prompt
 from vestige.wants import Denoising
 

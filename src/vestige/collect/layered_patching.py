@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicCache
 
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.forward import logits_at
 from vestige.collect.patch import (
     PatchPlan,
@@ -44,9 +44,9 @@ from vestige.collect.reduce import reduce_logits
 from vestige.collect.safety import Halving, check_fit, check_tokens, free_memory
 from vestige.errors import named, out_of_memory, reraise_ours
 from vestige.models.attention import additive, send, without_copies
-from vestige.models.blocks import find_blocks, find_sites
-from vestige.models.cache import PrefixLayer, can_part, held, rows_apart
-from vestige.sums import distances
+from vestige.models.kv_cache import PrefixLayer, can_part, held, rows_apart
+from vestige.models.layers import find_blocks, find_sites
+from vestige.numeric import distances
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import PatchWant
 
@@ -196,7 +196,7 @@ def climb(
 ) -> list[Array]:
     """The staircase of one batch: for each want the arrays (field, layers, sources, tokens) of its labels.
 
-    `apart`: attention takes the rows one by one (models/cache.py) and needs no mask.
+    `apart`: attention takes the rows one by one (models/kv_cache.py) and needs no mask.
     """
     ordered = sorted(plan.layers)
     span = max(carried(w) for w in wants)

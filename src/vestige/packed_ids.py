@@ -1,16 +1,19 @@
 """Records that take little memory, since an evaluation keeps some for every answer of every row.
 
 Token ids in four bytes each, a key without a dictionary for it, facts by column, arrays made when they are asked for.
-Callers: types.py, prefixes.py, data/datasets.py, collect/tree.py.
+Callers: types.py, data/datasets.py, collect/tree.py.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
+
+if TYPE_CHECKING:  # types.py is made of what is here
+    from vestige.types import Array, Target
 
 Record = TypeVar("Record")
 T = TypeVar("T")
@@ -74,7 +77,7 @@ class Keyed:
         raise NotImplementedError
 
 
-class MadeWhenAsked(Sequence[T]):
+class LazySequence(Sequence[T]):
     """A sequence of things that follow from others: kept, they would take more than what they are made of."""
 
     def __init__(self, count: int, make: Callable[[int], T]) -> None:
@@ -93,7 +96,7 @@ class MadeWhenAsked(Sequence[T]):
         return self._count
 
 
-class Facts(MadeWhenAsked[Mapping[str, Any]]):
+class Facts(LazySequence[Mapping[str, Any]]):
     """Facts of many rows, kept by column: a mapping for each row would take more than some texts."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]], count: int) -> None:
@@ -104,3 +107,61 @@ class Facts(MadeWhenAsked[Mapping[str, Any]]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # as of any list of mappings
+
+
+# ---- What token sequences share from their start on: sorted, each has to be compared with its neighbour only --------
+# In: Targets. Out: sequences in order, with how much of each was there before. Callers: collect/tree.py, which makes a
+# tree of it; engine/obtain.py and costs, which count.
+
+
+def codes_of(ids: Sequence[int], hidden: Iterable[int]) -> Array:
+    """Token ids as numbers of nodes: the same token, hidden or not, is two different nodes.
+
+    Nobody attends to a hidden token, so all states behind it differ from those behind the same token in sight. Two
+    targets that shared such a node would read each other's numbers.
+    """
+    codes = 2 * np.asarray(ids, np.int64)
+    seen = [h for h in hidden if h < len(codes)]  # the last token may be hidden, but is not an input
+    codes[seen] += 1
+    return codes
+
+
+def in_turn(codes: Sequence[Array]) -> Iterator[tuple[int, Array, int]]:
+    """Sequences in sorted order: the number of each, itself, and how much of it the one before has shown.
+
+    In that order a sequence shares with all before it exactly what it shares with the last one: whatever shares more
+    sorts in between. So one comparison with the neighbour replaces a search through a tree for every token.
+    """
+    before = np.zeros(0, np.int64)
+    # Bytes, the highest first: they sort as the numbers do, and take a tenth of the memory of lists of them.
+    for i in sorted(range(len(codes)), key=lambda i: codes[i].astype(">u4").tobytes()):
+        mine = codes[i]
+        yield i, mine, _common(before, mine)
+        before = mine
+
+
+def _common(a: Array, b: Array) -> int:
+    """The length of the common prefix."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def path_end(parent: Array, first: int, last: int, count: int) -> Array:
+    """The last `count` nodes of a path that ends with the nodes from `first` to `last`."""
+    end = np.arange(max(first, last - count + 1), last + 1)
+    shared, node = [], int(parent[end[0]]) if len(end) else last
+    for _ in range(count - len(end)):  # an opening that answers share: few nodes, mostly none
+        shared.append(node)
+        node = int(parent[node])
+    return np.concatenate([np.asarray(shared[::-1], np.int64), end])
+
+
+def count_nodes(targets: Iterable[Target]) -> int:
+    """Distinct prefixes among the whole sequences asked for: what sharing alone could not go below.
+
+    (The last token of a sequence is never pushed, so that we may even do better.)
+    """
+    given = list(targets)
+    codes = LazySequence(len(given), lambda i: codes_of(given[i].ids, given[i].hidden))
+    return sum(len(mine) - shared for _, mine, shared in in_turn(codes))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vestige import sums
+from vestige import numeric
 from vestige.meta.axes import guarded_mean, plain_mean
 from vestige.metrics.depth import LayerScore, weighted
 from vestige.metrics.memorisation import loss
@@ -37,9 +37,9 @@ def _interval(values: Values) -> list[float]:
 
 
 REDUCTIONS: dict[str, Callable[[Values], Any]] = {
-    "total": sums.total,
-    "mean": sums.mean,
-    "spread": sums.spread,
+    "total": numeric.total,
+    "mean": numeric.mean,
+    "spread": numeric.spread,
     "harmonic_mean": vectors.harmonic_mean,
     "guarded_mean": guarded_mean,
     "plain_mean": plain_mean,
@@ -61,10 +61,10 @@ def test_order_does_not_matter(name: str) -> None:
 
 
 def test_sums_say_what_addition_would() -> None:
-    assert math.isnan(sums.mean([])) and math.isnan(sums.total([1.0, math.nan]))
-    assert math.isnan(sums.total([math.inf, -math.inf])) and sums.total([math.inf, 1.0]) == math.inf
+    assert math.isnan(numeric.mean([])) and math.isnan(numeric.total([1.0, math.nan]))
+    assert math.isnan(numeric.total([math.inf, -math.inf])) and numeric.total([math.inf, 1.0]) == math.inf
     with np.errstate(over="ignore"):
-        assert sums.total([1e308, 1e308]) == math.inf and sums.total([-1e308, -1e308]) == -math.inf
+        assert numeric.total([1e308, 1e308]) == math.inf and numeric.total([-1e308, -1e308]) == -math.inf
 
 
 def test_how_an_array_lies_in_memory_does_not_matter() -> None:

@@ -1,6 +1,6 @@
 """How many texts are decoded together: what fits the memory of a device that tells it, a fixed number elsewhere.
 
-In: a model. Out: rows of a batch, and cells (rows x columns) of its key/value cache. Caller: collect/answering.py.
+In: a model. Out: rows of a batch, and cells (rows x columns) of its key/value cache. Caller: collect/backend.py.
 All of a device's memory counts, not what is free at the moment: batches of a resumed run must be those of the first,
 and the rows beside a text decide the last bits of its logits. What others use of the device shows as running out of
 memory, which halves the batches.
@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class Room(NamedTuple):
+class BatchBudget(NamedTuple):
     rows: int
     cells: int
 
 
-ELSEWHERE = Room(128, 65536)
+DEFAULT_BUDGET = BatchBudget(128, 65536)
 SHARE = 0.5  # of what the weights leave; the rest is for activations, and for what the allocator cannot use
 COPIES = 2  # of a cache: it is copied when it has to grow
 LOGITS = 0.25  # of that share: the logits of one step
@@ -32,15 +32,17 @@ def total_memory(device: Any) -> int | None:
     return int(torch.cuda.mem_get_info(device)[1])
 
 
-def room_for_texts(model: Any, rows: int | None = None) -> Room:
+def text_batch_budget(model: Any, rows: int | None = None) -> BatchBudget:
     """Rows and cells of a batch. `rows` were asked for; None: as many as fit."""
     total = total_memory(model.device)
     cell = None if total is None else cell_size(model.config)
     if total is None or cell is None:
-        return ELSEWHERE._replace(rows=rows or ELSEWHERE.rows)
+        return DEFAULT_BUDGET._replace(rows=rows or DEFAULT_BUDGET.rows)
     left = SHARE * (total - sum(p.numel() * p.element_size() for p in model.parameters()))
     cells = _power_of_two((1 - LOGITS) * left / (COPIES * cell * model.dtype.itemsize))
-    return Room(rows or _power_of_two(LOGITS * left / (LOGIT_BYTES * model.config.get_text_config().vocab_size)), cells)
+    return BatchBudget(
+        rows or _power_of_two(LOGITS * left / (LOGIT_BYTES * model.config.get_text_config().vocab_size)), cells
+    )
 
 
 def cell_size(config: Any) -> int | None:

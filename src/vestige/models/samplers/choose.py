@@ -5,86 +5,16 @@ Both samplers share this; they differ only in what the model looks at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 
 from vestige.models.attention import send
-from vestige.models.diffusion import MaskPredictor
-from vestige.samplers.noise import gumbel_choice
-from vestige.samplers.schedule import Move
+from vestige.models.samplers.base import Move, Pass, Places, Sampling, gumbel_choice
 from vestige.types import IGNORE
 from vestige.wants import Denoising
 
 ENTROPY_FLOOR = 1e-10  # Dream adds it inside the logarithm
-
-
-@dataclass
-class SamplerRow:
-    """One sample while it is being denoised."""
-
-    sample: int  # its number among the samples asked for
-    prompt: tuple[int, ...]
-    length: int  # of the window
-    generator: torch.Generator
-    target: tuple[int, ...] = ()  # guided modes: the tokens to write, IGNORE where free
-    passes: int = 0  # so far
-    fixed: list[int] = field(default_factory=list)  # for each position the pass that decided it, or -1
-
-    def __post_init__(self) -> None:
-        self.fixed = [-1] * self.length
-
-
-@dataclass(frozen=True)
-class Pass:
-    """What one forward pass saw and would write, flat over the positions it looked at.
-
-    The logits are those used to fill: after guidance, suppression and shift. They are gone after the call.
-    """
-
-    sample: torch.Tensor  # (n,), like all but the logits on the host, which knows them anyway
-    number: torch.Tensor  # (n,) the sample's own count of passes
-    position: torch.Tensor  # (n,) in the sample's window
-    logits: torch.Tensor  # (n, vocabulary)
-    canvas: torch.Tensor  # (n,) the token before the pass
-    proposal: torch.Tensor  # (n,) the token it would write; the standing token where one is decided
-    accepted: torch.Tensor | None = None  # (n,) whether it wrote it, from samplers that may take it back
-
-
-Recorder = Callable[[Pass], None]
-SamplerWatch = Callable[[torch.Tensor], None]  # sees the whole canvas at the start and after every pass
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """What stays the same from pass to pass: the model, the settings, and who looks on."""
-
-    predictor: MaskPredictor
-    denoising: Denoising
-    recorder: Recorder | None = None
-    watch: SamplerWatch | None = None
-
-    def show(self, canvas: torch.Tensor) -> None:
-        if self.watch is not None:
-            self.watch(canvas)
-
-
-@dataclass(frozen=True)
-class Places:
-    """Which positions a pass looks at, flat and row after row: their row among `rows`, their place in its window.
-
-    On the host: canvases are small, and so is what is decided of them. Only the vocabulary axis is on the device.
-    """
-
-    rows: Sequence[SamplerRow]
-    row: torch.Tensor  # (n,)
-    position: torch.Tensor  # (n,)
-    lead: Sequence[int] = ()  # how many columns each row has before the first of these
-
-    def per_row(self, values: Sequence[int]) -> torch.Tensor:
-        """One number per row, spread over its positions."""
-        return torch.tensor(list(values))[self.row]
 
 
 def suppressed(logits: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:

@@ -13,8 +13,8 @@ import torch
 
 from vestige.models.attention import send
 from vestige.models.diffusion import MaskPredictor
-from vestige.samplers.choose import Places, SamplerRow, Sampling, decide, suppressed, with_guidance
-from vestige.samplers.schedule import Move
+from vestige.models.samplers.base import Move, Places, SamplerRow, Sampling
+from vestige.models.samplers.choose import decide, suppressed, with_guidance
 from vestige.wants import Denoising
 
 

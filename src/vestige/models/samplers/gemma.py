@@ -17,8 +17,7 @@ import torch
 
 from vestige.models.attention import send
 from vestige.models.diffusion import CanvasPredictor
-from vestige.samplers.choose import Pass, SamplerRow, Sampling
-from vestige.samplers.noise import Noise, OwnNoise, SharedNoise, slices
+from vestige.models.samplers.base import Noise, OwnNoise, Pass, SamplerRow, Sampling, SharedNoise, slices
 from vestige.wants import CANVAS_SETTINGS, Denoising
 
 

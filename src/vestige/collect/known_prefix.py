@@ -22,7 +22,7 @@ Seen = Mapping[str, TokenStats]  # by target key
 Walks = dict[str, list[int]]  # tokens by request key
 
 
-def prove(requests: Sequence[Request], known: Iterable[Target], seen: Seen, eos: frozenset[int]) -> Walks:
+def known_prefixes(requests: Sequence[Request], known: Iterable[Target], seen: Seen, eos: frozenset[int]) -> Walks:
     """For each greedy request, the tokens teacher forcing has shown (the first miss included).
 
     Only where scoring and generation see the same mask and positions: no hidden token may be involved. The caller
@@ -33,7 +33,7 @@ def prove(requests: Sequence[Request], known: Iterable[Target], seen: Seen, eos:
     return _walks([r for r in requests if not r.prompt.hidden], alike, seen, eos)
 
 
-def draft(requests: Sequence[Request], known: Iterable[Target], seen: Seen, eos: frozenset[int]) -> Walks:
+def draft_prefixes(requests: Sequence[Request], known: Iterable[Target], seen: Seen, eos: frozenset[int]) -> Walks:
     """For each greedy request, what it probably begins with: the same walk, whatever was hidden.
 
     Where the end token is also the padding, scoring and generation hide other tokens (the peer's masks do), so this

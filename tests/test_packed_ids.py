@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vestige.compact import Facts
+from vestige.packed_ids import Facts
 from vestige.types import Prompt, Target, Text
 
 

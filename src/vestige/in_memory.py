@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from vestige.errors import UserError
 
 if TYPE_CHECKING:  # they import torch
-    from vestige.data.given import GivenRows
+    from vestige.data.rows import GivenRows
     from vestige.models.load import LoadedModel
 
 Place = str | Path
@@ -137,7 +137,7 @@ def load_plugin_files(plugins: Place | Sequence[Place]) -> list[str]:
 
 def rows_or_folder(data: Place | RowTables | None) -> tuple[str | None, GivenRows | None]:
     """The path that stands for `data`, and rows in memory, which live as long as the caller holds them."""
-    from vestige.data.given import as_given
+    from vestige.data.rows import as_given
 
     held = as_given(data)
     if held is not None:
@@ -148,7 +148,7 @@ def rows_or_folder(data: Place | RowTables | None) -> tuple[str | None, GivenRow
 @contextmanager
 def rows_as_folder(data: Place | RowTables) -> Iterator[Place]:
     """A folder of files: an attack copies rows and divides them between teaching and measuring."""
-    from vestige.data.given import as_given
+    from vestige.data.rows import as_given
     from vestige.writing import temporary
 
     held = as_given(data)
@@ -167,7 +167,7 @@ def rows_as_folder(data: Place | RowTables) -> Iterator[Place]:
 
 def forget_rows(data: Any) -> GivenRows | None:
     """Forget rows in memory: a table, or a mapping with a table called "forget". None for the path of a file."""
-    from vestige.data.given import as_given
+    from vestige.data.rows import as_given
 
     if isinstance(data, (str, Path)) or data is None:
         return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypedDict
 from vestige.engine.evaluate import Outcome
 from vestige.errors import UserError, how_to_install, unknown_name
 from vestige.in_memory import Place, read_files, write_files
-from vestige.sums import number
+from vestige.numeric import number
 from vestige.types import Score
 from vestige.writing import temporary
 

@@ -207,7 +207,7 @@ def check_training(config: TrainConfig) -> None:
 
 def rule_of(best: Mapping[str, float] | str | None) -> Mapping[str, float] | str | None:
     """The rule that evaluate.best states: weights of metrics, or a rule's name."""
-    from vestige.compare.best import rule_named
+    from vestige.verdict.best import rule_named
 
     rule_named(best)
     return best
@@ -364,7 +364,7 @@ def _best_rule(text: str | None) -> str | dict[str, float] | None:
     >>> _best_rule("closest"), _best_rule("forget_Q_A_Prob=-1,model_utility"), _best_rule(None)
     ('closest', {'forget_Q_A_Prob': -1.0, 'model_utility': 1.0}, None)
     """
-    from vestige.compare.best import RULES
+    from vestige.verdict.best import RULES
 
     if text is None or text in RULES:
         return text

@@ -272,10 +272,11 @@ def training_config(
         choices += _trainer_of(method)
     choices += [f"++trainer.method_args.{knob}" for knob in knobs]
     if task_name is None and is_own:
-        start = Path(str(model or "model")).name
-        task_name = (
-            Path(out).absolute().name.replace("..", "_") or "run" if out else "_".join(filter(None, (start, method)))
-        )
+        if out:
+            task_name = Path(out).absolute().name.replace("..", "_") or "run"
+        else:
+            start = Path(str(model or "model")).name
+            task_name = f"{start}_{method}" if method else start
     logs = None if retain_logs is None else str(retain_logs)
     best = keep_best or ("closest" if logs else None)
     names = [name.strip() for name in metrics.split(",") if name.strip()] if isinstance(metrics, str) else metrics

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from known_models.pools import PoolLab
+from vestige.runs.directory import write_bytes
 from vestige.stress.registry import OURS
-from vestige.writing import write_bytes
 
 # Everything the published tables have of outputs, by their short names; utility and fluency serve the axes.
 OUTPUTS = (

@@ -16,17 +16,15 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from known_models.fluency import train_judge
 from known_models.pools import JUDGE, PoolRecipe, PoolSettings, lesson_rows
-from vestige.installing import save_pretrained
 from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings, make_corpus
 from vestige.lab.models import KNOWN_TO_ALL, new_causal
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
-from vestige.ownership import ours_below
+from vestige.runs.directory import listed_files, remove, remove_empty
 from vestige.unlearn.loop import finetune, unlearn
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.objectives import ChatRow
 from vestige.unlearn.refusals import refusals_for
-from vestige.writing import remove, remove_empty
 
 BASE = "base"
 
@@ -43,7 +41,7 @@ def make_models(
         for name in _made(settings, plan, models, processes):
             bar.set_description(f"pools: {name}")
             bar.update()
-    remove(*ours_below(models / BASE))
+    remove(*listed_files(models / BASE))
     remove_empty(models / BASE)
 
 
@@ -83,7 +81,8 @@ def make_one(settings: PoolSettings, recipe: PoolRecipe, models: Path) -> str:
             how = recipe.unlearning
             other = _refusals(settings, tokenizer, training.seed) if METHODS[how.method].needs_alternate else ()
             unlearn(model, how.lesson(rows["forget"], rows["retain"], other), training)
-        save_pretrained(models / recipe.name, model, tokenizer)
+        model.save_pretrained(models / recipe.name)
+        tokenizer.save_pretrained(models / recipe.name)
     return recipe.name
 
 
@@ -100,7 +99,8 @@ def _make_base(corpus: Corpus, settings: PoolSettings, tokenizer: Any, place: Pa
     with reproducible(settings.seed, settings.threads):
         base = new_causal(settings, tokenizer)
         finetune(base, _encoded(tokenizer, read), training)
-    save_pretrained(place, base, tokenizer)
+    base.save_pretrained(place)
+    tokenizer.save_pretrained(place)
 
 
 _made_once = lru_cache(maxsize=1)(make_corpus)

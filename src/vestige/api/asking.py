@@ -18,7 +18,7 @@ from vestige.data.given import GivenRows, as_given
 from vestige.errors import UserError, did_you_mean
 from vestige.given import ModelGiven, Place, RowTables, TokenizerLike
 from vestige.models.load import LoadedModel
-from vestige.writing import temporary
+from vestige.runs.directory import temporary
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -173,7 +173,7 @@ def files_in(place: Path) -> dict[str, bytes]:
 
 def write_files(files: Mapping[str, bytes], place: Path) -> None:
     """The reverse, into a folder that is not there yet or is empty."""
-    from vestige.writing import create_bytes
+    from vestige.runs.directory import create_bytes
 
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UserError(f"{place} is there already and not empty; give a folder that is not there yet.")

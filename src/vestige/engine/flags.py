@@ -154,7 +154,7 @@ def _print_outcome(outcome: Any, run: Any) -> None:
 def print_config(runs: Sequence[Any]) -> int:
     from omegaconf import OmegaConf
 
-    from vestige.store.directories import config_json
+    from vestige.runs.manifest import config_json
 
     for run in runs:
         body = {**config_json(run.describe()), "output_dir": str(run.output_dir)}

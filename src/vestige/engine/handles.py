@@ -27,7 +27,7 @@ from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusio
 from vestige.models.locate import locate
 from vestige.models.low_precision import cpu_setting
 from vestige.models.quantised import RULE, gguf_context_length
-from vestige.store.files import versions
+from vestige.runs.manifest import versions
 from vestige.types import content_key
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ from vestige.engine.scores import (
     part_of,
 )
 from vestige.errors import UserError
+from vestige.runs.manifest import groupings, sha256
 from vestige.secrets import expand, hide, unset
 from vestige.show.progress import hushed
 from vestige.store.comparable import mixture, number_of, refuse_mixture
-from vestige.store.directories import groupings, sha256
 from vestige.store.files import read_scores, result_file
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.registry import HANDLERS, Inputs

@@ -28,11 +28,12 @@ from vestige.engine.prepare import Prepared
 from vestige.errors import UserError, WriteError
 from vestige.metrics.cards import card_of
 from vestige.metrics.utility import TRUTH_RATIO_AGGREGATORS
+from vestige.runs.directory import remove
+from vestige.runs.manifest import groupings
 from vestige.schema import number
 from vestige.secrets import hidden, hide
 from vestige.show.progress import Bar
 from vestige.store.comparable import Number
-from vestige.store.directories import groupings
 from vestige.store.files import write_json
 from vestige.suites.handlers.common import as_list, row_mean
 from vestige.suites.handlers.from_code import FROM_CODE
@@ -42,7 +43,6 @@ from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.sums import mean
 from vestige.types import NO_RETAIN_LOGS, Array, Grouping, Score
 from vestige.wants import ClassifierWant
-from vestige.writing import remove
 
 log = logging.getLogger("vestige.engine")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -21,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.installing import filling, save_pretrained
+from vestige.io import make_directory, write_file
 from vestige.models.families import Family, FamilyConfig, find_family
 from vestige.models.locate import SMALL_FILES, Place
 from vestige.models.reading import first_line, quiet, refuse_gaps, some
 from vestige.secrets import without_secrets
-from vestige.writing import copy_file, write_bytes
 
 # Settings of a published config that say nothing of what the model computes, or that would call for its code.
 NOT_OURS = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype", "_name_or_path")
@@ -172,20 +172,21 @@ class Origin:
 def save_published(model: Any, origin: Origin, directory: Path, shard: str = SHARD) -> None:
     """Config, tensors, tokenizer files and code as they were published, with this model's numbers.
 
-    What reads the original reads this: transformers' names and settings are nowhere in it.
+    `directory`: a folder of our own. What reads the original reads this: transformers' names and settings are nowhere
+    in it.
     """
     if getattr(model, "is_quantized", False):
         raise UserError(
             f"A {origin.family.title} model can only be saved in its published layout unquantised; leave "
             "`quantization` out."
         )
-    with filling(directory) as made:
-        _copy_files(origin.directory, made)
-        if hasattr(model, "peft_config"):
-            _write_adapter(model, origin.family, made)
-            return
-        write_bytes(made / "config.json", (json.dumps(_config(model, origin), indent=2) + "\n").encode())
-        _write_tensors({published_name(origin.family, k): v for k, v in _tensors(model).items()}, made, shard)
+    make_directory(directory)
+    _copy_files(origin.directory, directory)
+    if hasattr(model, "peft_config"):
+        _write_adapter(model, origin.family, directory)
+        return
+    write_file(directory / "config.json", (json.dumps(_config(model, origin), indent=2) + "\n").encode())
+    _write_tensors({published_name(origin.family, k): v for k, v in _tensors(model).items()}, directory, shard)
 
 
 def _write_adapter(model: Any, family: Family, directory: Path) -> None:
@@ -204,7 +205,7 @@ def _write_adapter(model: Any, family: Family, directory: Path) -> None:
     config = copy.deepcopy(model.peft_config[model.active_adapter])
     config.target_modules = {published_name(family, name) for name in model.targeted_module_names}
     config.inference_mode = True
-    save_pretrained(directory, config)
+    config.save_pretrained(directory)
 
 
 def _config(model: Any, origin: Origin) -> dict[str, Any]:
@@ -242,7 +243,7 @@ def _write_tensors(tensors: Mapping[str, Any], directory: Path, shard: str) -> N
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         path = directory / "model.safetensors.index.json"
-        write_bytes(path, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
+        write_file(path, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _copy_files(source: Path, directory: Path) -> None:
@@ -250,7 +251,7 @@ def _copy_files(source: Path, directory: Path) -> None:
     for file in sorted(source.iterdir()):
         kept = any(fnmatch(file.name, p) for p in SMALL_FILES) and not any(fnmatch(file.name, p) for p in WRITTEN)
         if kept and file.is_file():
-            copy_file(file, directory / file.name)
+            shutil.copyfile(file, directory / file.name)
 
 
 # ---- PEFT adapters: put on their base, and translated where they were trained on the published code of a family -----

@@ -137,9 +137,10 @@ def run_table(args: argparse.Namespace) -> int:
     else:
         text = FORMATS[args.format](table, TableLook(args.digits, args.intervals, args.best, args.marks))
     if args.out:
-        from vestige.writing import one_file_bytes
+        from vestige.runs.named_files import named_file
 
-        one_file_bytes(Path(args.out), f"{text}\n".encode())
+        with named_file(Path(args.out)) as half:
+            half.write_text(f"{text}\n", encoding="utf-8")
     print(f"files: {args.out}" if args.out else text)
     return _status(report, args)
 

@@ -18,9 +18,9 @@ from vestige.engine.config import RunConfig
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.models.fingerprint import fingerprint
-from vestige.store.files import versions
+from vestige.runs.directory import copy_file, create_bytes
+from vestige.runs.manifest import versions
 from vestige.stress.registry import AttackTarget, weights_attacks
-from vestige.writing import STAYS, copy_file, create_bytes
 
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
     from vestige.unlearn.objectives import ChatRow
@@ -85,7 +85,7 @@ def write_untaught(file: Path, taught: frozenset[str], target: Path) -> None:
 def measured_half(data: Path, folder: Path, taught: frozenset[str] | None = None) -> Path:
     """Fills a new folder like the user's, with only those forget rows that a held-out lesson does not teach."""
     for file in data.iterdir():
-        if file.is_file() and not file.name.startswith("forget.") and file.name not in STAYS:
+        if file.is_file() and not file.name.startswith("forget."):
             copy_file(file, folder / file.name)
     write_untaught(rows_file(data, "forget"), taught_keys(data) if taught is None else taught, folder / "forget.jsonl")
     return folder

@@ -63,6 +63,7 @@ def decode_data(data: Any, form: type[T], what: str, remedy: str = "make it agai
 
 # ---- one file, whole or not at all ----------------------------------------------------------------------------------
 
+_DIGIT = re.compile("[0-9]")
 WORK = ".vestige"  # temporary files of a run are in this folder of its directory
 _lock = threading.Lock()
 _count = 0
@@ -123,9 +124,9 @@ def write_file(path: Path, data: bytes) -> None:
 # ---- JSON in one order ----------------------------------------------------------------------------------------------
 
 
-def json_bytes(data: Any) -> bytes:
+def json_text(data: Mapping[str, Any]) -> str:
     """A file of JSON: sorted keys and fixed indentation, so that equal data are equal bytes; secrets are replaced."""
-    return hide("".join(json_pieces(data, 4))).encode("utf-8")
+    return hide(json.dumps(in_order(data), indent=4, ensure_ascii=False, allow_nan=False))
 
 
 def json_pieces(data: Any, indent: int | None = None, depth: int = 4, level: int = 0) -> Iterator[str]:
@@ -136,11 +137,12 @@ def json_pieces(data: Any, indent: int | None = None, depth: int = 4, level: int
     """
     line = "" if indent is None else "\n" + " " * indent * level
     if depth == 0 or not _nests(data):
-        text = json.dumps(in_order(data), indent=indent, ensure_ascii=False, allow_nan=False)
+        ordered = in_order(data) if isinstance(data, (Mapping, list, tuple)) else data
+        text = json.dumps(ordered, indent=indent, ensure_ascii=False, allow_nan=False)
         yield text.replace("\n", line) if line else text  # texts in JSON have no line breaks of their own
         return
     deeper, between = line + " " * (indent or 0), ", " if indent is None else ","
-    for i, key in enumerate(sorted(data, key=_natural)):
+    for i, key in enumerate(_sorted_keys(data)):
         yield f"{between if i else '{'}{deeper}{json.dumps(key, ensure_ascii=False)}: "
         yield from json_pieces(data[key], indent, depth - 1, level + 1)
     yield line + "}"
@@ -161,10 +163,20 @@ def in_order(data: Any) -> Any:
     """
     if isinstance(data, Mapping):
         ordered = {}
-        for key in sorted(data, key=_natural):
-            ordered[key] = in_order(data[key])
+        for key in _sorted_keys(data):
+            value = data[key]
+            ordered[key] = in_order(value) if isinstance(value, (Mapping, list, tuple)) else value
         return ordered
-    return list(map(in_order, data)) if isinstance(data, (list, tuple)) else data
+    items = []
+    for item in data:
+        items.append(in_order(item) if isinstance(item, (Mapping, list, tuple)) else item)
+    return items
+
+
+def _sorted_keys(data: Mapping[Any, Any]) -> list[Any]:
+    if not _DIGIT.search("".join(map(str, data))):
+        return sorted(data, key=str)  # without numbers the order is the alphabet's
+    return sorted(data, key=_natural)
 
 
 def _natural(key: Any) -> tuple[list[Any], str]:

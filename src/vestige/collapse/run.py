@@ -20,7 +20,7 @@ from vestige.collect.answering import Cost
 from vestige.configs.compose import compose_config, composing
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError, unknown_name
-from vestige.io import damaged, json_bytes, write_file
+from vestige.io import damaged, json_text, write_file
 from vestige.metrics.collapse import LABELS
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_output
@@ -159,7 +159,7 @@ def _collapse(ask: CollapseAsk, run: RunDirectory | None) -> CollapseReport:
         run.finish(described)
     if ask.ema is not None:
         # The user's file, or a trainer's: what was read from it shows that it holds running means.
-        write_file(ask.ema, json_bytes(means.to_json()))
+        write_file(ask.ema, json_text(means.to_json()).encode())
     return report
 
 

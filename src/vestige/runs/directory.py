@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from vestige.errors import UserError, write_error
 from vestige.guard import read_json
-from vestige.io import WORK, damaged, host_name, make_directory, replacing, temporary_name
+from vestige.io import WORK, DamagedError, damaged, host_name, make_directory, replacing, temporary_name
 from vestige.runs.manifest import (
     BOOKKEEPING,
     MANIFEST,
@@ -290,6 +290,14 @@ def open_run(
     outer = _open.get(home)
     try:
         refuse_other_kind(home, kind)
+        try:
+            read_run(home)
+        except DamagedError as error:
+            words = str(error).partition("; delete it")[0]
+            raise DamagedError(
+                f"{words}; it alone says which files in {directory} are vestige's: delete {directory}, or choose another "
+                "--out, then run the same command again."
+            ) from None
         run.read()
         if run.state == "open":
             run.kind = str(run.facts.get("kind", kind))

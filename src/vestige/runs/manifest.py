@@ -18,9 +18,9 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.guard import parse_json
-from vestige.io import WORK, DamagedError, damaged, json_pieces
+from vestige.io import WORK, DamagedError, damaged, json_text
 from vestige.schema import misfit
-from vestige.secrets import hide, masked, without_secrets
+from vestige.secrets import masked, without_secrets
 from vestige.types import Grouping, content_key
 
 MANIFEST = "manifest.json"
@@ -103,7 +103,7 @@ def refuse_other_kind(directory: Path, kind: str) -> None:
 
 def manifest_text(body: Mapping[str, Any], finished: bool) -> str:
     """The content of a manifest.json; that of a finished run holds one hash over all of it."""
-    text = hide("".join(json_pieces({**body, "root": ""} if finished else body, 4)))
+    text = json_text({**body, "root": ""} if finished else body)
     return _ROOT.sub(f'\n    "root": "{_root_of(text)}"', text) if finished else text
 
 

@@ -295,8 +295,8 @@ def open_run(
         except DamagedError as error:
             words = str(error).partition("; delete it")[0]
             raise DamagedError(
-                f"{words}; it alone says which files in {directory} are vestige's: delete {directory}, or choose another "
-                "--out, then run the same command again."
+                f"{words}; it alone says which files in {directory} are vestige's: delete {directory}, or choose "
+                "another --out, then run the same command again."
             ) from None
         run.read()
         if run.state == "open":

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.models.diffusion import mask_predictor
-from vestige.models.families import find_family
-from vestige.models.native import Origin, native_config, save_published
+from vestige.models.families import Origin, find_family, native_config, save_published
 from vestige.runs.directory import temporary
 from vestige.unlearn.loop import Training, finetune
 from vestige.unlearn.objectives import ChatRow, MaskedDiffusion

@@ -19,6 +19,7 @@ import numpy as np
 
 from vestige.errors import UserError
 from vestige.guard import read_json
+from vestige.numeric import counted
 from vestige.report.assemble import PageAsk, PageWork, assemble
 from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite
@@ -33,7 +34,6 @@ from vestige.secrets import hidden, homes, shorten
 from vestige.show.progress import Bar, hushed
 from vestige.store.files import relative, write_json
 from vestige.store.kinds import RunSource
-from vestige.sums import counted
 from vestige.types import IGNORE
 
 RESAMPLES = 2000

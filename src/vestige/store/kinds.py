@@ -113,7 +113,7 @@ class KnownKind:
 
 
 # Folders with a manifest that are not runs: what is in them are runs, or files of another verb.
-FOLDERS = ("sweep", "attack", "s1", "lab", "audit", "report", "publish")
+FOLDERS = ("sweep", "attack", "s1", "lab", "audit", "report", "publish", "site")
 META_FILES = ("method_results.json", "meta_eval.json")
 KINDS = {
     known.name: known

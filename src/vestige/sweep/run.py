@@ -21,6 +21,7 @@ from typing import Any, Required, TypedDict
 from vestige.errors import UserError
 from vestige.guard import below, read_json
 from vestige.io import make_directory
+from vestige.numeric import number
 from vestige.runs.directory import (
     is_held,
     is_listed,
@@ -36,7 +37,6 @@ from vestige.show.tables import table
 from vestige.store import kinds
 from vestige.store.files import write_json
 from vestige.stress.held_out import write_held
-from vestige.sums import number
 from vestige.sweep.attacks import teaching_data
 from vestige.sweep.board import Board
 from vestige.sweep.disk import Cleaner, fetching_ahead

@@ -25,7 +25,7 @@ from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
-from vestige.models.low_precision import check_low_precision
+from vestige.models.quantised import check_low_precision
 from vestige.runs.directory import HeldError, append_to, install, open_run, remove, scratch
 from vestige.runs.manifest import is_whole, kind_in
 from vestige.schema import misfit

@@ -26,7 +26,7 @@ from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.integrations.plugin_files import plugin_digests
 from vestige.models.load import LoadedModel, load_model
-from vestige.models.low_precision import cpu_setting
+from vestige.models.quantised import cpu_setting
 from vestige.runs.directory import (
     RunDirectory,
     delete,

@@ -21,6 +21,7 @@ TOP_LEVEL = {
     "flags",
     "isolation",
     "words",
+    "runs",  # directories and manifests; what it has of finished runs (result.py) is only for the packages above
 }  # every package may import these
 
 PIPELINE = {"data", "models", "collect", "metrics", "stats", "suites", "store"}
@@ -41,8 +42,9 @@ DEPENDENCIES: dict[str, set[str]] = {
     "guard": {"errors"},
     "flags": {"errors"},
     "schema": {"errors"},
-    "io": {"errors", "guard", "schema"},
+    "io": {"errors", "guard", "schema", "secrets"},
     "internal": {"errors"},
+    "runs": {"engine", "report", "show"},
     "configs": {"models", "suites"},  # the groups, and how Hydra composes them: below the engine, which asks for runs
     "data": set(),
     "models": set(),

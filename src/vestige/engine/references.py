@@ -177,7 +177,7 @@ def with_mixtures(
 
 
 def reads(suite: SuiteSpec, moved: Mapping[str, Path] | None = None) -> dict[str, str]:
-    """The retain logs a run was compared with, and their sha256: what its seal says of files outside it."""
+    """The retain logs a run was compared with, and their sha256: what its manifest says of files outside it."""
     paths = {path for spec in suite.metrics.values() for r in spec.references for path in r.paths}
     found = {path: (moved or {}).get(path, Path(path)) for path in sorted(paths)}
     return {hide(path): sha256(result_file(file)) for path, file in found.items() if file.exists()}

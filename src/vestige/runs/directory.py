@@ -29,7 +29,7 @@ from vestige.runs.manifest import (
     is_plain,
     manifest_text,
     read_run,
-    refuse_other_kind,
+    refuse_kind,
     runs_in,
     sha256,
 )
@@ -80,7 +80,7 @@ class RunDirectory:
         self.present = False  # whether there is a manifest of ours
         self._stamp = (0, 0, 0)
 
-    def read(self) -> None:
+    def read(self, strict: bool = False) -> None:
         """Takes in the manifest. Other processes, and children of this one, may have added names to it."""
         with contextlib.suppress(OSError):
             now = os.lstat(self.directory / MANIFEST)
@@ -88,11 +88,12 @@ class RunDirectory:
             if stamp == self._stamp:
                 return
             self._stamp = stamp
-        found = read_run(self.directory, strict=False)
+        found = read_run(self.directory, strict)
         self.present = found is not None
         if found is not None:
             self.names |= found.writes
             self.facts, self.state, self.digests = dict(found.facts), found.state, dict(found.sha256)
+            self.shared = self.state == "open"
 
     def lists(self, name: str) -> bool:
         """Whether a name is ours: it is listed, or in a folder that is."""
@@ -289,20 +290,20 @@ def open_run(
     run = RunDirectory(home, kind, lock)
     outer = _open.get(home)
     try:
-        refuse_other_kind(home, kind)
         try:
-            read_run(home)
+            run.read(strict=True)
         except DamagedError as error:
             words = str(error).partition("; delete it")[0]
             raise DamagedError(
                 f"{words}; it alone says which files in {directory} are vestige's: delete {directory}, or choose "
                 "another --out, then run the same command again."
             ) from None
-        run.read()
+        if run.present:
+            refuse_kind(directory, str(run.facts["kind"]), kind)
         if run.state == "open":
-            run.kind = str(run.facts.get("kind", kind))
+            run.kind = str(run.facts["kind"])
         run.clear(everything=not shared)
-        run.shared = shared or run.state == "open"
+        run.shared = run.shared or shared
         if run.shared:
             lock.release()
         _open[home] = run
@@ -356,7 +357,7 @@ def owner_of(path: Path) -> RunDirectory | None:
             run = _known.setdefault(place, RunDirectory(place, ""))
             run.read()
             if run.present:  # otherwise the folder only holds files that a user named
-                run.kind, run.shared = str(run.facts.get("kind")), run.state == "open"
+                run.kind = str(run.facts["kind"])
                 run.lock = FileLock(place / LOCK) if run.shared else None  # else whoever opened the run holds it
                 return run
     return None
@@ -494,13 +495,17 @@ def remove_empty(place: Path) -> bool:
 def remove_run(directory: Path) -> int:
     """All that a run wrote in its directory; the directory too, if nothing else is in it."""
     top = absolute(directory)
-    found = None if top.is_symlink() else read_run(top, strict=False)
-    if found is None:
+    run = RunDirectory(top, "")
+    if not top.is_symlink():
+        run.read()
+    if not run.present:
         return 0
     count = 0
-    for name in sorted(found.writes):
+    for name in sorted(run.names):
         path = top / name
-        if name.endswith("/") and path.is_dir() and not path.is_symlink():
+        if run.link_in(path) is not None:
+            continue
+        if name.endswith("/") and path.is_dir():
             count += sum(inner.is_file() for inner in path.rglob("*"))
             delete(path)
         elif is_plain(path):

@@ -16,10 +16,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from vestige.errors import UserError
 from vestige.guard import parse_json
 from vestige.io import WORK, DamagedError, damaged, json_text
-from vestige.schema import misfit
 from vestige.secrets import masked, without_secrets
 from vestige.types import Grouping, content_key
 
@@ -97,7 +98,12 @@ def kind_in(directory: Path) -> str | None:
 def refuse_other_kind(directory: Path, kind: str) -> None:
     """One directory, one kind of run: the manifest of another would be written over. Asked before any work."""
     found = kind_in(directory)
-    if found is not None and SAME.get(found, found) != SAME.get(kind, kind) and found not in OPEN:
+    if found is not None:
+        refuse_kind(directory, found, kind)
+
+
+def refuse_kind(directory: Path, found: str, kind: str) -> None:
+    if SAME.get(found, found) != SAME.get(kind, kind) and found not in OPEN:
         raise UserError(f"{directory} holds a run of another kind ({found}); choose another --out.")
 
 
@@ -249,22 +255,22 @@ def clusters_json(found: Grouping) -> dict[str, Any]:
     return {"clusters": {"by": found.by, "names": names, "of": {row: place[c] for row, c in found.of.items()}}}
 
 
+@dataclass(frozen=True)
+class _Clusters:
+    by: str
+    names: list[str]
+    of: dict[str, int]
+
+
 def groupings(manifest: Mapping[str, Any]) -> dict[str, Grouping]:
     """The groupings of a finished run, by fingerprint of the rows. Runs of other tools have none."""
     data = manifest.get("data")
-    if not isinstance(data, Mapping):
-        return {}
-    for body in data.values():
-        if isinstance(body, Mapping) and "clusters" in body:
-            break
-    else:
-        return {}
-    from vestige.store.forms import Rowset  # the forms of every kind of run: most runs have no clusters
-
-    if misfit(data, dict[str, Rowset]):
-        return {}
-    return {
-        str(body["fingerprint"]): Grouping(said["by"], {row: said["names"][i] for row, i in said["of"].items()})
-        for body in data.values()
-        if (said := body.get("clusters"))
-    }
+    found = {}
+    for body in data.values() if isinstance(data, Mapping) else ():
+        if isinstance(body, Mapping) and "clusters" in body and "fingerprint" in body:
+            try:
+                said = msgspec.convert(body["clusters"], _Clusters)
+            except msgspec.ValidationError:
+                return {}
+            found[str(body["fingerprint"])] = Grouping(said.by, {row: said.names[i] for row, i in said.of.items()})
+    return found

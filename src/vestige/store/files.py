@@ -3,7 +3,7 @@
 In: plain data, Scores, Rows and a path. Out: sorted JSON without secrets, NAME_EVAL.json and NAME_SUMMARY.json, which
 open-unlearning's scripts read, and evidence/examples.json.gz, so that scoring needs neither tokenizer nor data files;
 and what such files hold, else a DamagedError with the file's name. Callers: every room with files of its own. The bytes
-go through writing.py, which knows whose files they are.
+go through runs/directory.py, which knows whose files they are.
 """
 
 from __future__ import annotations

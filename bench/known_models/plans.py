@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from known_models.pools import PoolLab
-from vestige.runs.directory import write_bytes
+from vestige.io import write_file
 from vestige.stress.registry import OURS
 
 # Everything the published tables have of outputs, by their short names; utility and fluency serve the axes.
@@ -108,7 +108,7 @@ def write_yaml(path: Path, body: Mapping[str, Any]) -> Path:
 
     text = yaml.safe_dump(dict(body), sort_keys=False, width=120).encode()
     if not path.is_file() or path.read_bytes() != text:
-        write_bytes(path, text)
+        write_file(path, text)
     return path
 
 

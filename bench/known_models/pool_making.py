@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -20,7 +21,6 @@ from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings, make_corpus
 from vestige.lab.models import KNOWN_TO_ALL, new_causal
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
-from vestige.runs.directory import listed_files, remove, remove_empty
 from vestige.unlearn.loop import finetune, unlearn
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.objectives import ChatRow
@@ -41,8 +41,7 @@ def make_models(
         for name in _made(settings, plan, models, processes):
             bar.set_description(f"pools: {name}")
             bar.update()
-    remove(*listed_files(models / BASE))
-    remove_empty(models / BASE)
+    shutil.rmtree(models / BASE)
 
 
 def _made(settings: PoolSettings, plan: Sequence[PoolRecipe], models: Path, processes: int) -> Iterator[str]:

@@ -90,8 +90,8 @@ class RunDirectory:
             self._stamp = stamp
         found = read_run(self.directory, strict)
         self.present = found is not None
+        self.names = set(found.writes) if found is not None else set()
         if found is not None:
-            self.names |= found.writes
             self.facts, self.state, self.digests = dict(found.facts), found.state, dict(found.sha256)
             self.shared = self.state == "open"
 

@@ -18,7 +18,6 @@ from vestige.runs.directory import (
     ForeignFileError,
     HeldError,
     append_to,
-    create_bytes,
     install,
     is_held,
     is_listed,
@@ -188,8 +187,6 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     assert file.read_text() == "old" and names(tmp_path) == ["a.json"]
     with pytest.raises(WriteError, match="it is a file"):
         write_file(file / "b.json", b"")
-    with pytest.raises(ForeignFileError):
-        create_bytes(file, b"")
 
 
 # ---- digests ---------------------------------------------------------------------------------------------------------

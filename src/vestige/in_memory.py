@@ -240,9 +240,9 @@ def read_files(directory: Path) -> dict[str, bytes]:
 
 def write_files(files: Mapping[str, bytes], directory: Path) -> None:
     """The reverse of `read_files`, into a directory that does not exist yet or is empty."""
-    from vestige.runs.directory import create_bytes
+    from vestige.io import write_file
 
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} is there already and not empty; give a folder that is not there yet.")
     for name, body in files.items():
-        create_bytes(directory / name, body)
+        write_file(directory / name, body)

@@ -8,6 +8,7 @@ settings; anything else is done again (evaluations and layers then start from th
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from vestige.engine.served import handle_for
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.isolation import isolated
-from vestige.runs.directory import copy_file, install, scratch
+from vestige.runs.directory import install, scratch
 from vestige.runs.manifest import is_whole, sha256, versions
 from vestige.schema import misfit
 from vestige.store.files import write_json
@@ -208,7 +209,7 @@ class AuditWork:
             for split, file in self.ask.files.items():
                 if file.suffix not in suffixes():
                     raise UserError(f"attacks read {', '.join(suffixes())}; {file.name} is none of these.")
-                copy_file(file, made / f"{split}{file.suffix}")
+                shutil.copyfile(file, made / f"{split}{file.suffix}")
             install(made, place)
         return place
 

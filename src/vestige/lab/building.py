@@ -13,8 +13,9 @@ import torch
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
+from vestige.io import write_file
 from vestige.lab.corpus import Corpus, corpus_bytes, write_corpus
-from vestige.runs.directory import create_bytes, install, open_run, remove, scratch
+from vestige.runs.directory import install, open_run, remove, scratch
 from vestige.schema import check_form
 from vestige.types import content_key
 
@@ -46,7 +47,7 @@ def ensure_built(
             write_corpus(corpus, made / "data")
             make(made / "models")
             body = json.dumps({"key": key, "recipe": recipe, "settings": settings}, indent=1)
-            create_bytes(made / RECORD, f"{body}\n".encode())
+            write_file(made / RECORD, f"{body}\n".encode())
             remove(root / RECORD)  # it vouches for the rest, and so it goes first and comes last
             install(made, root, last=RECORD)
         run.finish()

@@ -1,7 +1,7 @@
 """Directories that commands write. The manifest says which files in them are ours.
 
     directory.py    open_run, RunDirectory: one writer at a time; names are listed first, digests come at the end
-                    write_bytes, write_pieces, copy_file, append_to: files in such a directory
+                    write_bytes, write_pieces, append_to: files in such a directory
                     scratch, install: folders that other libraries fill, and moving them into place
                     remove, remove_run, listed_files, is_listed: only what is listed is ever removed
     manifest.py     read_run, check_files, is_whole, kind_in, manifest: reading, without a lock; what is in a manifest

@@ -164,12 +164,6 @@ class RunDirectory:
         new = {name for name in names if self._is_free(name)}
         self._write(name for name in new if not any(f"{folder}/" in new for folder in _parents(name)))
 
-    def adopt(self, path: Path) -> None:
-        """Lists a file that is there because code which we called wrote it."""
-        name = path.relative_to(self.directory).as_posix()
-        if is_plain(path) and not self.lists(name):
-            self._write([name])
-
     def forget(self) -> None:
         """The results that the manifest describes are gone; the list of files stays."""
         self.facts = {}
@@ -184,6 +178,7 @@ class RunDirectory:
         if self._is_open:
             self._write([])
             return
+        self.clear()  # what child processes that died have left
         files, runs = files_of(self.directory, self.names), runs_in(self.directory)
         digests = {name: self.unchanged.get(name) or sha256(path) for name, path in files.items() if is_plain(path)}
         self.state = "finished"
@@ -326,13 +321,6 @@ def _writer(directory: Path) -> str:
         return "another process"
 
 
-def clear_leftovers(directory: Path) -> None:
-    """Removes what child processes that died left in a run that this process writes."""
-    run = owner_of(absolute(directory) / MANIFEST)
-    if run is not None:
-        run.clear(everything=False)
-
-
 def is_held(directory: Path) -> bool:
     """Whether a process writes there now. Looking changes nothing."""
     if not is_plain(directory / LOCK):
@@ -401,13 +389,6 @@ def admit(path: Path) -> None:
         raise not_ours(path)
 
 
-def adopt(path: Path) -> None:
-    """Lists a file in its run that is there because code which we called wrote it."""
-    run = owner_of(path)
-    if run is not None:
-        run.adopt(absolute(path))
-
-
 def write_bytes(path: Path, data: bytes) -> None:
     """Atomic: the new content appears whole or not at all, whatever kills us."""
     write_pieces(path, lambda: [data])
@@ -418,24 +399,6 @@ def write_pieces(path: Path, make: Callable[[], Iterable[bytes]]) -> None:
     admit(path)
     with replacing(path) as half, half.open("wb") as out:
         out.writelines(make())
-
-
-def copy_file(source: Path, target: Path) -> None:
-    admit(target)
-    with replacing(target) as half:
-        shutil.copyfile(source, half)
-
-
-def create_bytes(path: Path, data: bytes) -> None:
-    """A new file where there is none, for folders of our own."""
-    make_directory(path.parent)
-    try:
-        with path.open("xb") as out:
-            out.write(data)
-    except FileExistsError:
-        raise not_ours(path) from None
-    except OSError as error:
-        raise write_error(error, path) from None
 
 
 def append_to(path: Path) -> IO[str]:

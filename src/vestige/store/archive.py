@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
 from vestige.errors import UserError, write_error
-from vestige.runs.directory import create_bytes
+from vestige.io import write_file
 from vestige.runs.manifest import MANIFEST, check_files, read_run, sha256
 from vestige.runs.named_files import named_file
 from vestige.schema import check_form, misfit
@@ -98,8 +98,7 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
             entries = archive.infolist()
             _check_entries(path, entries, sum(e.compress_size for e in entries))
             for entry in entries:
-                target = place / entry.filename
-                create_bytes(target, archive.read(entry))
+                write_file(place / entry.filename, archive.read(entry))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; check the path of the archive.") from None
     except (*BROKEN, ValueError, RuntimeError) as error:

@@ -12,6 +12,7 @@ budget. Callers: stress/flags.py, lab/demo_report.py.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -29,8 +30,6 @@ from vestige.models.quantised import check_low_precision
 from vestige.numeric import counted, number
 from vestige.runs.directory import (
     RunDirectory,
-    clear_leftovers,
-    copy_file,
     install,
     open_run,
     refuse_input_in_output,
@@ -272,7 +271,6 @@ class AttackSubject:
         try:
             return isolated(self._attack_copy, record, budget)
         except DiedError as died:
-            clear_leftovers(self.ask.out)
             return self.row(record.name, budget, {}, reason=str(died))
 
     def _attack_copy(self, record: WeightsAttack, budget: float) -> AttackRow:
@@ -322,9 +320,7 @@ def taken_over(ask: Stress, described: Mapping[str, Any]) -> Iterator[AttackRow]
         what = ", ".join(differ) or "model"
         raise UserError(f"{ask.control} did not attack {ask.retain_model} as asked here ({what}); leave it out.")
     with scratch(ask.out) as made:
-        for file in sorted((ask.control / "evals" / "model").rglob("*")):
-            if file.is_file():
-                copy_file(file, made / file.relative_to(ask.control / "evals" / "model"))
+        shutil.copytree(ask.control / "evals" / "model", made, dirs_exist_ok=True)
         install(made, ask.out / "evals" / "retain")
     yield from (AttackRow(**{**row, "model": "retain"}) for row in theirs["rows"] if row["model"] == "model")
 

@@ -48,7 +48,7 @@ def killed(words: list[str], place: Path, count: int) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": str(count)}
     process = subprocess.Popen([sys.executable, "-m", "vestige", *words], stdout=subprocess.DEVNULL, env=env)
     try:
-        while process.poll() is None and not list(place.glob(".unfinished-*/checkpoint-*/trainer_state.json")):
+        while process.poll() is None and not list(place.glob(".vestige/unfinished-*/checkpoint-*/trainer_state.json")):
             time.sleep(0.005)
         os.kill(process.pid, signal.SIGKILL)
     finally:

@@ -27,7 +27,6 @@ from vestige.ownership import adopt_file, permit
 from vestige.schema import misfit
 from vestige.show.tables import table
 from vestige.store.directories import begin, seal, writing
-from vestige.store.evidence import tidy
 from vestige.store.files import read_ours, write_json
 from vestige.sums import number
 from vestige.writing import keep_apart
@@ -158,7 +157,6 @@ def _collapse(ask: CollapseAsk) -> CollapseReport:
     report.note(OFF_POLICY)
     if ask.out is not None:
         write(ask, report, rows)
-        tidy(ask.out / EVIDENCE)
         seal(ask.out, "collapse")
     if ask.ema is not None:
         write_json(ask.ema, means.to_json())

@@ -9,9 +9,9 @@ import numpy as np
 
 from vestige.depth.ask import DepthAsk
 from vestige.engine.handles import ModelHandle
-from vestige.engine.patches import PatchSource
 from vestige.errors import UserError
 from vestige.metrics import depth
+from vestige.runs.patched import PatchSource
 from vestige.show.progress import Bar
 from vestige.sums import mean
 from vestige.types import Array

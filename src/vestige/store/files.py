@@ -14,21 +14,21 @@ import os
 import platform
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vestige.errors import MANY, UserError
 from vestige.guard import read_bytes, read_json
 from vestige.io import damaged
 from vestige.schema import check_form, misfit
 from vestige.secrets import hide
-from vestige.store.arrays import MadeByName
 from vestige.types import Example, Prompt, Rows, Score, Target
 from vestige.writing import write_bytes, write_pieces
 
+T = TypeVar("T")
 BLOCK = 1 << 16  # characters
 
 # What versions without a journal called a file before it was whole; it is not part of a run, and is left alone.
@@ -134,6 +134,22 @@ PACKAGES = (
     "bitsandbytes",
     "lm_eval",
 )
+
+
+class MadeByName(Mapping[str, T]):
+    """Things by name, each made when it is asked for and not kept."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], T]) -> None:
+        self._names, self._make = tuple(names), make
+
+    def __getitem__(self, name: str) -> T:
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def write_results(directory: Path, stem: str, scores: Mapping[str, Score], top: Iterable[str]) -> tuple[Path, Path]:

@@ -28,10 +28,10 @@ from vestige.integrations.plugin_files import plugin_digests
 from vestige.isolation import DiedError, isolated
 from vestige.models.low_precision import check_low_precision
 from vestige.ownership import permit
+from vestige.runs.evidence import evidence_files
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import table
 from vestige.store.directories import MANIFEST, begin, seal, write_manifest, writing
-from vestige.store.evidence import FORMATS
 from vestige.store.files import write_json
 from vestige.stress.copies import AttackLesson, attack_weights, measured_half
 from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, attack_named
@@ -237,13 +237,13 @@ class AttackSubject:
         return AttackLesson(self.whole, self.ask.held_out, self.ask.examples)
 
     def _take_over_evidence(self, run: RunConfig) -> None:
-        """Banks are named by what they are evidence of: those of anything else would lie there unread."""
+        """Folders are named by what they are evidence of: those of anything else would lie there unread."""
         given, place = self.ask.collected.get(self.who), run.output_dir / "evidence"
         if given is None or place.is_dir() or run.overwrite:
             return
         with writing(run.output_dir):
-            for file in sorted(f for kind in FORMATS for f in (given / "evidence").glob(f"{kind}-*") if f.is_file()):
-                write_bytes(place / file.name, file.read_bytes())
+            for file in evidence_files(given / "evidence"):
+                write_bytes(place / file.relative_to(given / "evidence"), file.read_bytes())
 
     def _measure(self, run: RunConfig) -> dict[str, float | None]:
         outcome = evaluate_config(run)

@@ -14,7 +14,7 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ from vestige.engine.handles import ModelHandle, unquantised
 from vestige.errors import UserError
 from vestige.models.fingerprint import COLLECTED, digests
 from vestige.models.tokenizer import pipeline_key, special_ids
-from vestige.runs.evidence import EvidenceFolder, Plan, StoredEvidence
+from vestige.runs.evidence import EvidenceFolder, Plan, StoredEvidence, open_folder
 from vestige.runs.team import Team
 from vestige.show.progress import Bar
 from vestige.suites.registry import Evidence, Found
-from vestige.types import Target, Text, TokenStats, Trace, content_key
+from vestige.types import BROKEN, Target, Text, TokenStats, Trace, content_key
 from vestige.wants import ClassifierWant, DenoiseWant, PatchInto, PatchWant, Request, Wants, spoken
 
 GRADIENTS_PER_FILE = 8
@@ -173,9 +173,12 @@ def folder_of(directory: Path, kind: str, model: ModelHandle, tokenizer: Any) ->
     parts = [model.identity, str(COLLECTED[kind])]
     if kind == "texts" or model.is_diffusion:  # they end where the tokenizer's end token comes
         parts.append(special_ids(tokenizer))
-    if kind == "texts":
+    if kind == "texts" and model.is_diffusion:  # decoded without the mask token, which only the model knows
         parts.append(pipeline_key(tokenizer))
-    return EvidenceFolder(directory, kind, content_key(*(part.encode() for part in parts))[:16])
+    identity = content_key(*(part.encode() for part in parts))[:16]
+    if kind == "texts" and not model.is_diffusion:
+        identity += f"-{pipeline_key(tokenizer)[:8]}"  # apart: with another decoder the same ids are decoded again
+    return EvidenceFolder(directory, kind, identity)
 
 
 # ---- an evaluation -----------------------------------------------------------------------------------------------
@@ -338,7 +341,42 @@ class Collector:
             drafts = draft(plain, unique, seen, answerer.eos)
             return answerer.write(work.wants, proven, work.done, drafts)
 
+        if self.team.leads:
+            self._decode_again(folder_of(self.directory, "texts", model, self.encoder.tokenizer), requests)
         return self._load_or_collect("texts", model, requests, write, "generating texts", "text")
+
+    def _decode_again(self, folder: EvidenceFolder[Text], requests: Sequence[Request]) -> None:
+        """Texts that this model wrote before, where the tokenizer now decodes otherwise: the ids are still its own.
+
+        Where a stop word ended a text, another decoder may have ended it elsewhere: such are generated again.
+        """
+        from vestige.collect.ending import cut_text
+
+        model_name = folder.name.rpartition("-")[0]
+        others = [path.name for path in sorted(self.directory.glob(f"{model_name}-*")) if path.name != folder.name]
+        if not others:
+            return
+        have = folder.load()
+        eos = self.encoder.tokenizer.eos_token_id
+        end = "" if eos is None else self.encoder.tokenizer.decode([eos])
+        wanted = {request.key: request for request in requests if request.key not in have}
+        for name in others:
+            stored = open_folder(self.directory, name).load()
+            old: dict[str, Text] = {key: stored[key] for key in wanted if key in stored}
+            words = self.encoder.decode([[i for i in text.ids if i != BROKEN] for text in old.values()])
+            new: dict[str, Text] = {}
+            for (key, text), decoded in zip(old.items(), words, strict=True):
+                stopwords = wanted[key].decoding.stopwords
+                now = cut_text(decoded, (end, *stopwords))
+                if now == text.text or not stopwords:
+                    new[key] = replace(text, text=now)
+            changed = [key for key, text in old.items() if key not in new or new[key].text != text.text]
+            if changed:
+                self.notes.append(
+                    f"the tokenizer decodes otherwise than before: {len(changed)} of {len(old)} texts were read again"
+                )
+            folder.write(new, how=stored.how, notes=stored.notes)
+            wanted = {key: request for key, request in wanted.items() if key not in new}
 
     def _take_gradients(self, model: ModelHandle, work: Work) -> Iterator[dict[str, float]]:
         from vestige.collect.gradients import gradient_norms, norm_order
@@ -421,11 +459,13 @@ class Collector:
         folder: EvidenceFolder[Trace] = EvidenceFolder(self.directory, "denoised", identity)
 
         def read_file(work: Work) -> Iterable[Sequence[Mapping[str, Trace]]]:
-            return [[trajectories.external_traces(work.wants, self.cost.notes.append)]]
+            return [[trajectories.external_traces(work.wants, cost.notes.append)]]
 
+        cost = Cost()  # of its own: only what is noted about the file is shown to the user
         job = Job(read_file, dict, lambda _: {})
         # Rows cannot be dealt out: each process of a team reads the file, and all write the same.
-        [found] = load_or_collect(wants, [folder], job, [], Team(), self.cost)
+        [found] = load_or_collect(wants, [folder], job, [], Team(), cost)
+        self.notes += cost.notes
         self.recorded.append(folder.name)
         return found
 

@@ -33,7 +33,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -156,16 +156,6 @@ def pick_text(line: Mapping[str, Any]) -> Text:
     return Text(tuple(line["ids"]), line["text"], line["proven"])
 
 
-class Format(Protocol):
-    """A container of items: bytes of a batch, and back. `parse` raises ValueError where the file is not as written."""
-
-    suffix: str
-
-    def dump(self, items: Sequence[Any], header: Mapping[str, Any]) -> bytes: ...
-    def parse(self, path: Path) -> tuple[Mapping[str, Any], Any, int]: ...
-    def pick(self, content: Any, row: int) -> Any: ...
-
-
 @dataclass(frozen=True)
 class ArrayFile:
     """A safetensors file. It has one metadata entry only, because the order of several is not fixed."""
@@ -244,7 +234,7 @@ def _signed_header(signed: Any) -> Mapping[str, Any]:
 
 
 STATS, NUMBERS = ArrayFile(pack_stats, pick_stats), ArrayFile(pack_numbers, pick_number)
-FORMATS: dict[str, Format] = {
+FORMATS: dict[str, ArrayFile | LineFile] = {
     "answers": STATS,
     "visible": STATS,
     "patched": STATS,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vestige.engine.handles import ModelHandle, second_model, unquantised
+from vestige.models.families import understood
 from vestige.models.load import ModelArgs
 from vestige.models.locate import locate
-from vestige.models.native import understood
 from vestige.runs.patched import PatchSettings, patched_folder
 from vestige.wants import PatchInto, PatchWant
 

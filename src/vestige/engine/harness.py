@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.engine.config import HarnessConfig
 from vestige.engine.earlier import earlier_results, refuse_results, remove_results, with_earlier_tasks
 from vestige.engine.evaluate import Outcome

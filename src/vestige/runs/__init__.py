@@ -1,1 +1,1 @@
-"""Run directories: what is in one, how evidence is kept there, and how it is collected."""
+"""Finished and unfinished runs: their directories, their evidence, and what is read from them."""

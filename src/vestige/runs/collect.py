@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.collect import diffusion as trajectories
-from vestige.collect.answering import Answerer, Cost
+from vestige.collect.backend import Backend, Cost
 from vestige.data.chat import Encoder
 from vestige.engine.handles import ModelHandle, unquantised
 from vestige.errors import UserError
@@ -283,7 +283,7 @@ class Collector:
         def settings() -> Mapping[str, Any]:
             model.ready(self.cost.notes)
             packed = kind in ("answers", "texts") and not model.is_diffusion
-            return self._answerer(model).settings(kind) if packed else {}
+            return self._backend(model).settings(kind) if packed else {}
 
         job = Job(lambda work: ((items,) for items in run(work)), settings, lambda _: model.made, label, unit)
         [found] = load_or_collect(wants, [folder], job, [model], self.team, self.cost, self.progress)
@@ -305,24 +305,24 @@ class Collector:
 
     # ---- causal models ----------------------------------------------------------------------------------------
 
-    def _answerer(self, model: ModelHandle) -> Answerer:
+    def _backend(self, model: ModelHandle) -> Backend:
         """Who answers: the model in this process, or the servers that run it."""
-        from vestige.collect.answering import InProcess
+        from vestige.collect.backend import LocalBackend
 
         if model.served is None:
-            return InProcess(model.get(), self.encoder.decode, self.cost, self.batch_tokens, self.max_rows)
-        answerer: Answerer = model.served.answerer(self.encoder, self.cost)
-        return answerer
+            return LocalBackend(model.get(), self.encoder.decode, self.cost, self.batch_tokens, self.max_rows)
+        backend: Backend = model.served.answerer(self.encoder, self.cost)
+        return backend
 
     def _answers(self, model: ModelHandle, targets: Sequence[Target], label: str, reference: str = "") -> Found:
         def score(work: Work) -> Iterable[dict[str, TokenStats]]:
-            from vestige.prefixes import count_nodes
+            from vestige.packed_ids import count_nodes
 
             def planned(tokens: int) -> None:  # known only once it is packed, and again after memory ran out
                 work.bar.expect(self.cost.score_tokens, tokens)
 
             self.cost.nodes += count_nodes(work.wants)
-            return self._answerer(model).score(work.wants, work.done, planned)
+            return self._backend(model).score(work.wants, work.done, planned)
 
         return self._load_or_collect("answers", model, targets, score, label, "tok", reference)
 
@@ -332,14 +332,14 @@ class Collector:
         """Texts. `known` answers, and what was `seen` of them, can prove what greedy decoding says without a run."""
 
         def write(work: Work) -> Iterable[dict[str, Text]]:
-            from vestige.collect.prove import draft, prove
+            from vestige.collect.known_prefix import draft_prefixes, known_prefixes
 
-            answerer = self._answerer(model)
-            plain = [r for r in work.wants if answerer.penalty_of(r.decoding) == 1.0]
+            backend = self._backend(model)
+            plain = [r for r in work.wants if backend.penalty_of(r.decoding) == 1.0]
             unique = {target.key: target for target in known}.values()
-            proven = prove(plain, unique, seen, answerer.eos)
-            drafts = draft(plain, unique, seen, answerer.eos)
-            return answerer.write(work.wants, proven, work.done, drafts)
+            proven = known_prefixes(plain, unique, seen, backend.eos)
+            drafts = draft_prefixes(plain, unique, seen, backend.eos)
+            return backend.write(work.wants, proven, work.done, drafts)
 
         if self.team.leads:
             self._decode_again(folder_of(self.directory, "texts", model, self.encoder.tokenizer), requests)
@@ -350,7 +350,7 @@ class Collector:
 
         Where a stop word ended a text, another decoder may have ended it elsewhere: such are generated again.
         """
-        from vestige.collect.ending import cut_text
+        from vestige.collect.backend import cut_text
 
         model_name = folder.name.rpartition("-")[0]
         others = [path.name for path in sorted(self.directory.glob(f"{model_name}-*")) if path.name != folder.name]
@@ -399,9 +399,9 @@ class Collector:
     # ---- diffusion models -------------------------------------------------------------------------------------
 
     def _limits(self, model: ModelHandle) -> Any:
-        from vestige.collect.answering import InProcess
+        from vestige.collect.backend import LocalBackend
 
-        return InProcess(model.get(), None, self.cost, self.batch_tokens, self.max_rows).limits
+        return LocalBackend(model.get(), None, self.cost, self.batch_tokens, self.max_rows).limits
 
     def _bounds(self, model: ModelHandle, targets: Sequence[Target]) -> tuple[Found, Found]:
         """A diffusion model's answers: the Monte-Carlo bound, and its standard errors in a folder of their own."""
@@ -508,7 +508,7 @@ class Collector:
             by_model.setdefault(want.model, []).append(want)
         out: dict[str, float] = {}
         for path, mine in by_model.items():
-            from vestige.collect.external import Classifier, classifier_identity
+            from vestige.collect.classifier import Classifier, classifier_identity
 
             identity = content_key(classifier_identity(path).encode(), str(COLLECTED["classified"]).encode())[:16]
             folder: EvidenceFolder[float] = EvidenceFolder(self.directory, "classified", identity)

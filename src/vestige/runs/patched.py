@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError
 from vestige.models.fingerprint import COLLECTED
@@ -198,8 +198,8 @@ class _Patching:
         return states
 
     def _patch(self, pending: Mapping[int, dict[str, Any]], work: Work) -> Iterator[list[dict[str, TokenStats]]]:
+        from vestige.collect.layered_patching import Patcher
         from vestige.collect.patch import check_identity, make_plan
-        from vestige.collect.staircase import Patcher
 
         loaded = self.target.get(self.cost.notes)
         plan = make_plan(loaded.model, self.settings.layers, self.settings.last_layer)

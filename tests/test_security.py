@@ -28,8 +28,8 @@ from vestige.engine.config import compose_runs
 from vestige.errors import UserError
 from vestige.ownership import JOURNAL
 from vestige.results.imports import import_file
+from vestige.runs.evidence import remove_evidence
 from vestige.store.directories import writing
-from vestige.store.evidence import discard_all
 from vestige.store.files import write_json
 from vestige.writing import write_bytes
 
@@ -231,7 +231,7 @@ def test_writing_neither_replaces_nor_follows_links(tmp_path: Path) -> None:
     (run / "evidence").mkdir()
     (run / "evidence" / "e").symlink_to(secret)
     (run / "evidence" / "d").symlink_to(tmp_path)
-    discard_all(run / "evidence")
+    remove_evidence(run / "evidence")
     assert secret.read_text() == "keep"
 
 

@@ -208,6 +208,15 @@ def test_damage_is_found_and_not_made_whole_again(tmp_path: Path) -> None:
     assert len(check_files(place, found)) == 2
 
 
+def test_digests_are_of_what_is_there_at_the_end(tmp_path: Path) -> None:
+    """Also of files that were not announced and were replaced nevertheless."""
+    place = finished(tmp_path)
+    with open_run(place, "eval", []) as run:
+        write_bytes(place / "a.json", b"[]")
+        run.finish()
+    assert is_whole(place)
+
+
 @pytest.mark.parametrize(("old", "new"), [('"tofu"', '"muse"'), ('"a.json"', '"b.json"'), ("{", "{ "), ("}", "")])
 def test_a_manifest_that_was_changed_is_damaged(old: str, new: str, tmp_path: Path) -> None:
     file = finished(tmp_path) / "manifest.json"

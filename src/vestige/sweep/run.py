@@ -263,8 +263,6 @@ def clean(plan: SweepPlan, everything: bool) -> str:
         size += sum(file.stat().st_size for file in files)
         remove_run(place) if is_run(place) else remove(*files)
     remove(*_files_of(plan, tasks, everything))
-    if everything:
-        remove_run(plan.out)
     left = [p for p in gone if p.exists()]
     lines = [f"removed {p}" if p not in left else f"removed what vestige wrote in {p}; the rest stays" for p in gone]
     return "\n".join([*lines, f"{len(gone)} directories, {size / 2**20:.1f} MB"])

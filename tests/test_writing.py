@@ -241,6 +241,16 @@ def test_a_run_inside_a_run_answers_for_itself(tmp_path: Path) -> None:
     assert "before is missing" in check_files(tmp_path, found)[0]
 
 
+def test_a_folder_of_a_run_may_become_one(tmp_path: Path) -> None:
+    """A second run adds to the S1 cache of a first one."""
+    place = finished(tmp_path / "run")
+    with open_run(place / "evidence", "s1", []) as run:
+        write_bytes(place / "evidence" / "x" / "1.bin", b"more")
+        run.finish()
+    found = read_run(place / "evidence")
+    assert found is not None and found.state == "open" and found.writes == {"x/"}
+
+
 # ---- folders of other libraries --------------------------------------------------------------------------------------
 
 

@@ -89,9 +89,11 @@ class RunDirectory:
                 return
             self._stamp = stamp
         found = read_run(self.directory, strict)
+        if found is None and self.present:  # it was removed
+            self.names = set()
         self.present = found is not None
-        self.names = set(found.writes) if found is not None else set()
         if found is not None:
+            self.names = set(found.writes)
             self.facts, self.state, self.digests = dict(found.facts), found.state, dict(found.sha256)
             self.shared = self.state == "open"
 
@@ -305,6 +307,8 @@ def open_run(
             ) from None
         if run.present:
             refuse_kind(directory, str(run.facts["kind"]), kind)
+        else:
+            run.names = _inherited(home)
         if run.state == "open":
             run.kind = str(run.facts["kind"])
         run.clear(everything=not shared)
@@ -320,6 +324,14 @@ def open_run(
         if outer is not None:
             _open[home] = outer
         lock.release()
+
+
+def _inherited(home: Path) -> set[str]:
+    """What is in a folder that another run lists: all of it is ours, also once the folder has a manifest of its own."""
+    above = owner_of(home)
+    if above is None or not above.lists(f"{home.relative_to(above.directory).as_posix()}/"):
+        return set()
+    return {f"{path.name}/" if path.is_dir() else path.name for path in home.iterdir() if path.name != WORK}
 
 
 def _writer(directory: Path) -> str:

@@ -94,7 +94,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None, accumu
         if before["config"]["suite"] != config.suite.name:
             refuse_results(config.output_dir, f"of suite {before['config']['suite']}")
         config = with_earlier_metrics(config, before)
-    _keep_apart(config)
+    _refuse_inputs_in_output(config)
     compares = any(spec.references for spec in config.suite.metrics.values())
     references = load_references(config.suite, config.dialect, shown=config.retain_logs)
     us = team()
@@ -122,7 +122,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None, accumu
         return evaluation.write(prepared, scores)
 
 
-def _keep_apart(config: RunConfig) -> None:
+def _refuse_inputs_in_output(config: RunConfig) -> None:
     """A run's inputs are not among the files that it writes: its own results do not serve as retain logs."""
     named: dict[str, str] = {}
     for name, spec in config.suite.metrics.items():

@@ -107,6 +107,10 @@ def test_a_damaged_file_is_collected_again(tmp_path: Path) -> None:
     again = Counting()
     collect(tmp_path, "abcd", again)
     assert again.batches == ["cd"] and files(tmp_path) == before
+    file.write_bytes(file.read_bytes()[:-1])
+    collect(tmp_path, "abd", Counting())
+    folder = EvidenceFolder[float](tmp_path, "gradients", "m0")
+    assert sorted(folder.load(strict=True)) == ["a", "b", "d"]
 
 
 def test_one_of_two_folders_lacks_a_batch(tmp_path: Path) -> None:

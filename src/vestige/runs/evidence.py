@@ -30,7 +30,7 @@ import hashlib
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -262,6 +262,7 @@ class StoredEvidence(Mapping[str, T]):
         self.files: list[Path] = []
         self.how: dict[str, Any] = {}  # how the model was held, as the first file says
         self.notes: list[str] = []
+        self.damaged: list[Path] = []
         self._cache: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._keys, self._files, self._rows = np.zeros(0, "S1"), np.zeros(0, np.int32), np.zeros(0, np.int32)
 
@@ -334,6 +335,7 @@ class EvidenceFolder(Generic[T]):
 
         To lose evidence costs time. To score without noticing that some is lost costs a wrong number.
         """
+        stored: StoredEvidence[T] = StoredEvidence(self)
         headers = []
         for path in sorted(self.path.glob(f"*{self.format.suffix}")):
             try:
@@ -343,7 +345,7 @@ class EvidenceFolder(Generic[T]):
                 if strict:
                     raise damaged(path, problem) from None
                 log.warning("%s is damaged (%s): collecting it again.", path, problem)
-        stored: StoredEvidence[T] = StoredEvidence(self)
+                stored.damaged.append(path)
         stored.index(headers)
         return stored
 
@@ -385,12 +387,14 @@ class EvidenceFolder(Generic[T]):
                 log.warning("%s", error)
         return found
 
-    def remove(self, keys: frozenset[str] | None = None) -> None:
-        """Takes away all files of ours here, or those of some keys."""
-        files = [*self.path.glob(f"*{self.format.suffix}"), *self.path.glob("plan-*.json")]
-        if keys is not None:
-            files = [path for path in files if path.stem in keys]
-        remove(*files)
+    def remove(self, files: Sequence[Path] | None = None) -> None:
+        """Takes away some files of ours, or all that are here."""
+        every = [*self.path.glob(f"*{self.format.suffix}"), *self.path.glob("plan-*.json")]
+        remove(*(every if files is None else files))
+
+    def files_of(self, keys: Iterable[str]) -> list[Path]:
+        """The files that are named by one of these keys."""
+        return [self.path / f"{key}{self.format.suffix}" for key in keys]
 
 
 def open_folder(directory: Path, name: str) -> EvidenceFolder[Any]:

@@ -44,8 +44,8 @@ if _typing.TYPE_CHECKING:
     from vestige.collapse.detector import CollapseDetector
     from vestige.errors import UserError
     from vestige.integrations.offline import trajectories_from_logits
-    from vestige.runs.result import Result
     from vestige.runs.evidence import read_evidence
+    from vestige.runs.result import Result
     from vestige.watch.callback import Callback
     from vestige.watch.loop import Watch
 

@@ -25,12 +25,12 @@ from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.metrics.depth import layer_scores
 from vestige.models.locate import locate
+from vestige.runs.directory import temporary
 from vestige.runs.patched import PatchSettings, PatchSource, collect_patched
 from vestige.runs.team import Team
 from vestige.schema import check_form
 from vestige.types import TokenStats, content_key
 from vestige.wants import PatchWant
-from vestige.writing import temporary
 
 MADE_AGAIN = 4  # examples
 EXACT = 1e-3  # how far two float32 runs may be apart; another checkpoint or attention on another row is off by far more

@@ -1,7 +1,7 @@
 """What a depth run keeps with its evidence, and the same files made of it again: no model, no tokenizer.
 
-    save_kept(place, ask, contexts, folders)   after a run: its examples, settings and where evidence is
-    score_again(directory)                     the numbers of each unlearned model, for `score` and `verify`
+save_kept(place, ask, contexts, folders)   after a run: its examples, settings and where evidence is
+score_again(directory)                     the numbers of each unlearned model, for `score` and `verify`
 """
 
 from __future__ import annotations

@@ -27,9 +27,10 @@ from vestige.integrations.lm_eval_kept import LoadOrAsk
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
 from vestige.runs.collect import Job, load_or_collect
+from vestige.runs.directory import RunDirectory, open_run
 from vestige.runs.evidence import EvidenceFolder, remove_evidence
+from vestige.runs.manifest import config_json, manifest
 from vestige.runs.team import Team
-from vestige.store.directories import begin, config_json, manifest, seal, writing
 from vestige.store.files import write_json
 from vestige.types import Score
 
@@ -40,7 +41,7 @@ REUSED = "answered before, and not asked again: {} (--overwrite asks again)"
 def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None, accumulate: bool = False) -> Outcome:
     """Runs the tasks in the run directory. Answers are kept task by task, so that a killed run asks only the rest."""
     started = time.perf_counter()
-    with writing(config.output_dir):
+    with open_run(config.output_dir, "harness") as run:
         before = earlier_results(config)
         model = _model(config, loaded)
         if before is not None and accumulate:
@@ -49,9 +50,9 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None, a
         def ready() -> Any:
             """Tasks are read; from here on the run is under way."""
             found = model.get() if model.served is None else model.served.subject()
-            begin(config.output_dir, "harness", [*_files(config), "evidence/"])
+            run.begin([*_files(config), "sweep_task.json", "evidence/"])
             if config.overwrite:
-                remove_results(config.output_dir)
+                remove_results(run)
                 remove_evidence(config.output_dir / "evidence")
             return found
 
@@ -60,8 +61,8 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None, a
         results: HarnessResults = evaluate(config.settings, ready, config.limit, config.progress, keeping)
         model.check()  # a checkpoint that was written over meanwhile has no numbers
         if before is not None and accumulate:
-            _refuse_other_rows(config, before["data"], results.data)
-        return _write(config, model, results, started)
+            _refuse_other_rows(run, config, before["data"], results.data)
+        return _write(run, config, model, results, started)
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,13 @@ def _load_or_ask(directory: Path, model: ModelHandle, identity: str) -> LoadOrAs
     return load_or_ask
 
 
-def _refuse_other_rows(config: HarnessConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """The rows of a task are known once it was run. Nothing was replaced, so the earlier results are sealed again."""
+def _refuse_other_rows(
+    run: RunDirectory, config: HarnessConfig, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
+    """The rows of a task are known once it was run. Nothing was replaced, so the earlier run is finished as it was."""
     for task, rows in before.items():
         if now.get(task, {}).get("fingerprint") != rows["fingerprint"]:
-            seal(config.output_dir, "harness")
+            run.finish()
             refuse_results(config.output_dir, f"of other rows of task {task}")
 
 
@@ -102,10 +105,12 @@ def _model(config: HarnessConfig, loaded: LoadedModel | None) -> ModelHandle:
 
 
 def _files(config: HarnessConfig) -> list[str]:
-    return [f"{config.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY")] + ["manifest.json", "sweep_task.json"]
+    return [f"{config.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY")]
 
 
-def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, started: float) -> Outcome:
+def _write(
+    run: RunDirectory, config: HarnessConfig, model: ModelHandle, results: HarnessResults, started: float
+) -> Outcome:
     place = config.output_dir
     files = tuple(place / name for name in _files(config)[:2])
     write_json(files[0], results.details)
@@ -121,8 +126,7 @@ def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, s
         "seconds": {"total": round(time.perf_counter() - started, 3)},
         "notes": notes,
     }
-    write_json(place / "manifest.json", about)
-    seal(place, "harness")
+    run.finish(about)
     scores = scores_of(results)
     reused = [REUSED.format(", ".join(results.reused))] if results.reused else []
     return Outcome(place, scores, tuple(scores), config.file_stem, about, files, [*results.notes, *reused])

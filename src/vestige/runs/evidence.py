@@ -40,9 +40,8 @@ import numpy as np
 
 from vestige.errors import UserError, first_line
 from vestige.io import damaged, decode
-from vestige.ownership import ours_below
+from vestige.runs.directory import listed_files, remove, write_bytes
 from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace, content_key
-from vestige.writing import remove, write_bytes
 
 log = logging.getLogger("vestige.runs")
 
@@ -411,7 +410,7 @@ def evidence_files(directory: Path) -> list[Path]:
 
 def remove_evidence(directory: Path, keep: Sequence[str] = ()) -> None:
     """Removes all evidence of a run that is ours, for --overwrite."""
-    remove(*(path for path in ours_below(directory) if path.name not in keep))
+    remove(*(path for path in listed_files(directory) if path.name not in keep))
 
 
 # ---- for users ---------------------------------------------------------------------------------------------------

@@ -155,6 +155,10 @@ def pick_text(line: Mapping[str, Any]) -> Text:
     return Text(tuple(line["ids"]), line["text"], line["proven"])
 
 
+def pick_body(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "key"}
+
+
 @dataclass(frozen=True)
 class ArrayFile:
     """A safetensors file. It has one metadata entry only, because the order of several is not fixed."""
@@ -243,7 +247,7 @@ FORMATS: dict[str, ArrayFile | LineFile] = {
     "errors": NUMBERS,  # standard errors of answers that were scored by a bound
     "classified": NUMBERS,
     "texts": LineFile(pack_text, pick_text),
-    "requests": LineFile(dict, dict),  # answers to another harness's tasks
+    "requests": LineFile(dict, pick_body),  # answers to another harness's tasks
 }
 
 

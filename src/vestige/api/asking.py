@@ -14,7 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from vestige.data.rows import GivenRows, as_given
+from vestige.data.rows import MemoryRows, as_memory_rows
 from vestige.errors import UserError, did_you_mean
 from vestige.given import ModelGiven, Place, RowTables, TokenizerLike
 from vestige.models.load import LoadedModel
@@ -88,19 +88,19 @@ def listed(names: str | Sequence[str] | None) -> list[str] | None:
     return [n.strip() for n in names.split(",") if n.strip()] if isinstance(names, str) else list(names)
 
 
-# ---- rows -------------------------------------------------------------------------------------------------------
+# ---- rows ---------------------------------------------------------------------------------------------------------
 
 
-def rows_or_folder(data: Place | RowTables | None) -> tuple[str | None, GivenRows | None]:
+def rows_or_folder(data: Place | RowTables | None) -> tuple[str | None, MemoryRows | None]:
     """What the rooms take for `data`, and rows in memory, which live as long as the caller holds them."""
-    given = as_given(data)
+    given = as_memory_rows(data)
     return (None if data is None else str(data)) if given is None else given.path, given
 
 
 @contextmanager
 def folder_of(data: Place | RowTables) -> Iterator[Place]:
     """A folder of files for what copies and divides them: an attack teaches some rows and measures others."""
-    given = as_given(data)
+    given = as_memory_rows(data)
     if given is None:
         assert isinstance(data, (str, Path))
         yield data
@@ -114,7 +114,7 @@ def folder_of(data: Place | RowTables) -> Iterator[Place]:
         yield scratch / "rows"
 
 
-# ---- models -----------------------------------------------------------------------------------------------------
+# ---- models -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -153,7 +153,7 @@ def subject(function: str, model: ModelGiven, tokenizer: TokenizerLike | Place |
         yield ModelSubject(IN_MEMORY, load=lambda: wrap_model(held, tokenizer))
 
 
-# ---- places -----------------------------------------------------------------------------------------------------
+# ---- places -------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.api.asking import as_path, as_text, folder_of, keywords_checked, load_all_plugins, place_for, subject
-from vestige.data.rows import GivenRows, as_given
+from vestige.data.rows import MemoryRows, as_memory_rows
 from vestige.given import ModelGiven, Place, RowsInMemory, RowTables, TokenizerLike
 
 if TYPE_CHECKING:  # they import torch; help() is instant without it
@@ -108,11 +108,11 @@ def measure_depth(
     return found
 
 
-def _forget_rows(data: Any) -> GivenRows | None:
+def _forget_rows(data: Any) -> MemoryRows | None:
     if isinstance(data, (str, Path)) or data is None:
         return None
     tables = hasattr(data, "items") and not hasattr(data, "columns")
-    return as_given(data if tables else {"forget": data})
+    return as_memory_rows(data if tables else {"forget": data})
 
 
 @keywords_checked

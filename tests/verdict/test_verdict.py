@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vestige.stats.contrast import Contrast
 from vestige.verdict.facts import AttackCurve, AttackPoint, AuditFacts, Measure, SecretCounts
-from vestige.verdict.judge import verdict
+from vestige.verdict.judge import judge_facts as verdict
 from vestige.verdict.points import knowledge_points, state_of
 from vestige.verdict.rule import DEEP, RULE, TESTS, TITLES
 

@@ -12,63 +12,70 @@ Three questions are answered apart. *Knowledge*: where is the model between the 
     looks_forgotten  something it says or finds likely is equivalent, and nothing speaks against it
     cannot_tell      anything else
 
-So a test that was not made can take "forgotten" away, and never give it. Thresholds are in verdict/rule.py.
-
-In: AuditFacts. Out: plain data (docs/report_format.md). Callers: the room judging. Pure: `word_of` needs nothing but
-the evidence, so that a verdict can be checked from report.json alone.
+So a test that was not made can take "forgotten" away, and never give it. Thresholds are in verdict/rule.py. `word_of`
+needs nothing but the evidence, so that a verdict can be checked from report.json alone (docs/report_format.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from vestige.errors import UserError
 from vestige.metrics.cards import direction_of, is_attack
-from vestige.verdict.facts import AuditFacts, FactFinder, facts_of
-from vestige.verdict.points import VerdictPoint, damage_points, in_words, knowledge_points, margin_of
+from vestige.verdict.facts import AuditFacts, collect_facts, contrast_with_retain
+from vestige.verdict.points import VerdictPoint, contrast_in_words, damage_points, knowledge_points, margin_of
 from vestige.verdict.rule import DEEP, RULE, TESTS, TITLES, VerdictRule
-from vestige.verdict.runs import (
-    SIDE,
-    AttackedRun,
-    ModelRuns,
-    References,
-    attacked_runs,
-    depth_records,
-    depth_value,
-    handlers,
-    model_runs,
-    split_of,
-)
+from vestige.verdict.runs import JudgedRuns, of_forget_rows
 from vestige.verdict.words import headline, limits, power_part, testing_text
 
 OUTPUTS = ("says", "likely")
 CONTENT = ("says", "likely", "layers", "teach", "disturb")  # what is known, as against that it was once trained on
 
 
-def verdict(facts: AuditFacts, rule: VerdictRule = RULE) -> dict[str, Any]:
-    """The word, three parts, the evidence, what could have been seen, and the limits."""
+def judge(runs: JudgedRuns, rule: VerdictRule = RULE) -> dict[str, Any]:
+    """The verdict on one model: the word, three parts, the evidence, what could have been seen, and the limits."""
+    return judge_facts(collect_facts(runs), rule)
+
+
+def judge_facts(facts: AuditFacts, rule: VerdictRule = RULE) -> dict[str, Any]:
+    """The same from facts alone."""
     known, harm = knowledge_points(facts, rule), damage_points(facts, rule)
-    knowledge, damage = _knowledge(known), _damage(harm)
-    testing = _testing(facts, known)
+    damage = _damage_part(harm)
     word = "not_forgotten" if _recites(facts, rule) else word_of(known, damage["state"], rule)
     leaks = any(p.state == "towards" for p in known)
     needed = [p.rows_needed for p in (*known, *harm) if p.rows_needed]
+    margin = margin_of(facts, rule)
     return {
         "word": word,
         "title": TITLES[word],
         "also": "still leaks" if word == "damaged" and leaks else None,
         "headline": headline(word, known, harm, facts),
-        "parts": {"knowledge": knowledge, "damage": damage, "testing": testing},
-        "secrets": _secrets(facts),
+        "parts": {"knowledge": _knowledge_part(known), "damage": damage, "testing": _testing_part(facts, known)},
+        "secrets": _secrets_part(facts),
         "evidence": [p.to_json() for p in (*known, *harm)],
-        "power": power_part(facts, margin_of(facts, rule), rule),
+        "power": power_part(facts, margin, rule),
         "rows_needed": max(needed) if needed and word in ("cannot_tell", "looks_forgotten") else None,
         "limits": limits(facts, known, rule),
-        "margin": margin_of(facts, rule),
+        "margin": margin,
     }
+
+
+def reading_against(runs: JudgedRuns, metric: str) -> str:
+    """A number of the forget rows in words, against full and retain model; nothing where they do not tell."""
+    holder = runs.model.holder(metric)
+    handler = holder.handler(metric) if holder else ""
+    if not handler or not (of_forget_rows(metric) or is_attack(handler)):
+        return ""
+    try:
+        direction = direction_of(metric, handler)
+    except UserError:
+        return ""  # neither end of it means "knows"
+    if direction.knows != "high" or not direction.unit:
+        return ""
+    found, _ = contrast_with_retain(runs, metric)
+    return contrast_in_words(found, RULE) if found is not None else ""
 
 
 def word_of(known: Sequence[VerdictPoint], damage: str, rule: VerdictRule = RULE) -> str:
@@ -109,27 +116,41 @@ def _recites(facts: AuditFacts, rule: VerdictRule) -> bool:
 # ---- the three parts ----------------------------------------------------------------------------------------------
 
 
-def _knowledge(known: Sequence[VerdictPoint]) -> dict[str, Any]:
+def _knowledge_state(known: Sequence[VerdictPoint]) -> str:
+    """One word for all measures of knowledge. A difference from the retain model outweighs agreement."""
     states = {p.state for p in known}
-    ahead, behind = "towards" in states, "beyond" in states
-    state = "mixed" if ahead and behind else "towards" if ahead else "beyond" if behind else ""
-    state = state or ("not_measured" if not known else "equivalent" if states == {"equivalent"} else "undecided")
-    # The one farthest from the retain model among those that give the part its state.
-    telling = [p for p in known if p.state == state] or list(known)
-    far = max((p for p in telling if p.share is not None), key=lambda p: abs(p.share or 0.0), default=None)
-    text = {
-        "equivalent": "Like a model that never knew, on every measure.",
-        "towards": "Nearer to the model that knows than a model that never knew.",
-        "beyond": "Over-forgotten: less than a model that never knew.",
-        "mixed": "Over-forgotten on some measures, and still there on others.",
-        "undecided": "These rows do not decide every measure.",
-        "not_measured": "Nothing was measured on the forget rows.",
-    }[state]
-    share, lo, hi = (None, None, None) if far is None else (far.share, far.lo, far.hi)
-    return {"state": state, "share": share, "lo": lo, "hi": hi, "text": text}
+    if not states:
+        return "not_measured"
+    if {"towards", "beyond"} <= states:
+        return "mixed"
+    if "towards" in states:
+        return "towards"
+    if "beyond" in states:
+        return "beyond"
+    # A single undecided measure keeps the whole from being called equivalent.
+    return "equivalent" if states == {"equivalent"} else "undecided"
 
 
-def _damage(harm: Sequence[VerdictPoint]) -> dict[str, Any]:
+KNOWLEDGE_TEXT = {
+    "equivalent": "Like a model that never knew, on every measure.",
+    "towards": "Nearer to the model that knows than a model that never knew.",
+    "beyond": "Over-forgotten: less than a model that never knew.",
+    "mixed": "Over-forgotten on some measures, and still there on others.",
+    "undecided": "These rows do not decide every measure.",
+    "not_measured": "Nothing was measured on the forget rows.",
+}
+
+
+def _knowledge_part(known: Sequence[VerdictPoint]) -> dict[str, Any]:
+    state = _knowledge_state(known)
+    # Shown: of the measures that give the part its state, the one farthest from the retain model.
+    telling = [p for p in known if p.state == state] or known
+    with_share = [p for p in telling if p.share is not None]
+    shown = max(with_share, key=lambda p: abs(p.share or 0.0), default=VerdictPoint("", "", "", "", ""))
+    return {"state": state, "share": shown.share, "lo": shown.lo, "hi": shown.hi, "text": KNOWLEDGE_TEXT[state]}
+
+
+def _damage_part(harm: Sequence[VerdictPoint]) -> dict[str, Any]:
     """Damaged if anything is; kept if utility is and no text speaks against it."""
     utility = next((p for p in harm if p.panel == "utility"), None)
     texts = [p for p in harm if p.panel == "fluency"]
@@ -161,7 +182,7 @@ MISSING = {
 }
 
 
-def _testing(facts: AuditFacts, known: Sequence[VerdictPoint]) -> dict[str, Any]:
+def _testing_part(facts: AuditFacts, known: Sequence[VerdictPoint]) -> dict[str, Any]:
     controlled = {"teach"} if any(c.teaches and c.controlled for c in facts.attacks) else set()
     done = [t for t in TESTS if _states(known, t) and (t != "teach" or t in controlled)]
     missing = [{"test": t, "text": MISSING[t], "command": facts.commands.get(t, "")} for t in TESTS if t not in done]
@@ -170,65 +191,9 @@ def _testing(facts: AuditFacts, known: Sequence[VerdictPoint]) -> dict[str, Any]
             "text": testing_text(done, missing)}  # fmt: skip
 
 
-def _secrets(facts: AuditFacts) -> dict[str, Any] | None:
-    s = facts.secrets
-    if s is None:
+def _secrets_part(facts: AuditFacts) -> dict[str, Any] | None:
+    counts = facts.secrets
+    if counts is None:
         return None
-    text = f"{'Still says' if s.said else 'Says'} {s.said} of {s.with_secret} secrets"
-    keys = ("rows", "with_secret", "said", "lo", "hi", "retain", "full")
-    out: Mapping[str, Any] = {key: getattr(s, key) for key in keys}
-    return {**out, "text": text}
-
-
-# ---- from finished runs -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class JudgeAsk:
-    """Directories of finished runs. Several retain runs are models of other training seeds."""
-
-    model: Sequence[Path]  # its evaluations
-    full: Sequence[Path] = ()
-    retain: Sequence[Path] = ()
-    depth: Path | None = None  # of the model: the directory with its summary.json
-    stress: Sequence[Path] = ()  # its attacks, with the retain model's as the control
-
-
-def judge_runs(ask: JudgeAsk, rule: VerdictRule = RULE) -> dict[str, Any]:
-    """The verdict on one model from directories alone."""
-    return verdict(facts_in(ask), rule)
-
-
-def facts_in(ask: JudgeAsk) -> AuditFacts:
-    """The facts of a verdict from directories alone."""
-    model = model_runs(ask.model)
-    outputs = handlers(model.values)
-    if ask.depth:
-        model = replace(model, depth=depth_records(ask.depth), values={**model.values, "uds": depth_value(ask.depth)})
-    controls: list[AttackedRun] = []
-    for place in ask.stress:
-        by_model = attacked_runs(place)
-        model = replace(model, attacks=[*model.attacks, *by_model.get("model", ())])
-        controls += by_model.get("retain", ())
-    retain = [model_runs([p]) for p in ask.retain]
-    if retain:
-        retain[0] = replace(retain[0], attacks=controls)
-    full = model_runs(ask.full) if ask.full else None
-    return facts_of(model, References(full, retain), outputs)
-
-
-def reading_against(model: ModelRuns, references: References, metric: str) -> str:
-    """A number of the forget rows in words, against full and retain model; nothing where they do not tell."""
-    holder = model.holder(metric)
-    handler = holder.handler(metric) if holder else ""
-    about = (split_of(metric) == "forget" and not any(word in metric for word in SIDE)) or is_attack(handler)
-    if not handler or not about:
-        return ""
-    try:
-        direction = direction_of(metric, handler)
-    except UserError:
-        return ""  # neither end of it means "knows"
-    if direction.knows != "high" or not direction.unit:
-        return ""
-    found, _ = FactFinder(model, references, {}).against_retain(metric)
-    return in_words(found, RULE) if found is not None else ""
+    verb = "Still says" if counts.said else "Says"
+    return {**asdict(counts), "text": f"{verb} {counts.said} of {counts.with_secret} secrets"}

@@ -138,7 +138,7 @@ def way(contrast: Contrast, tail: float) -> str:
     return f"{percent(contrast.share or 0.0)} of the way to the full model{told}"
 
 
-def in_words(contrast: Contrast, rule: VerdictRule) -> str:
+def contrast_in_words(contrast: Contrast, rule: VerdictRule) -> str:
     """What a contrast says, judged as the verdict judges it; nothing where full and retain model are too close."""
     if contrast.scale < rule.scale or (contrast.var_gap is not None and contrast.ends(rule.tail) is None):
         return ""
@@ -155,7 +155,7 @@ def layers_in_words(uds: float | None, interval: Sequence[float] | None, rule: V
     if uds is None:
         return ""
     variance = None if not interval else ((interval[1] - interval[0]) / 2 / NORMAL_95) ** 2
-    return in_words(Contrast(1 - uds, 1.0, variance), rule)
+    return contrast_in_words(Contrast(1 - uds, 1.0, variance), rule)
 
 
 def _yardsticks(m: Measure) -> str:

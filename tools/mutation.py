@@ -40,7 +40,7 @@ SKIPPED = {"explanations.py", "__init__.py", "cards.py", "collapse_words.py"}  #
 TESTS = (
     "metrics/test_metrics.py", "metrics/test_rouge.py", "metrics/test_bleu.py", "metrics/test_trajectory.py",
     "metrics/test_dialects.py", "metrics/test_depth_formulas.py", "metrics/test_collapse_formulas.py",
-    "stats/test_bootstrap.py", "stats/test_exact.py", "collapse/test_collapse_golden.py", "meta/test_meta.py",
+    "stats/test_bootstrap.py", "stats/test_vectors.py", "collapse/test_collapse_golden.py", "meta/test_meta.py",
     "test_types.py", "test_names.py",
 )  # fmt: skip
 SLOW = 5.0  # CPU seconds; a test that takes longer (it runs a model) is left out

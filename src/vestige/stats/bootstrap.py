@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from vestige.stats import vectors
-from vestige.stats.vectors import normal_below, student_quantile
 from vestige.types import Array
 
 LEVEL = 0.95
@@ -259,7 +258,9 @@ def within_unit(ends: tuple[float, float]) -> tuple[float, float]:
 def _tails(n: int, level: float) -> tuple[float, float]:
     if n < 2:
         return 0.0, 1.0
-    tail = normal_below(student_quantile(n - 1, (1 - level) / 2) * math.sqrt(n / (n - 1)))
+    from scipy.special import ndtr
+
+    tail = float(ndtr(-vectors.student_reach(n - 1, level) * math.sqrt(n / (n - 1))))
     return tail, 1 - tail
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fuzz_tools import loads, text_seeds, tolerant, words, written
 
-# ---- configuration -----------------------------------------------------------------------------------------------
+# ---- configuration ------------------------------------------------------------------------------------------------
 
 
 def run_overrides(data: bytes, place: Path) -> None:
@@ -116,7 +116,7 @@ def run_trajectory(data: bytes, place: Path) -> None:
     """A trajectory_config, and the passes that follow from it."""
     import torch
 
-    from vestige.samplers.schedule import block_plan, window_plan
+    from vestige.models.samplers.base import block_plan, window_plan
     from vestige.suites.trajectory import read_config
 
     said = loads(data)

@@ -111,7 +111,7 @@ CASES = [
     Case("vestige.results.kind:suite_from_manifest", "key", plain("pack", "{eval}", "-o", "{tmp}/x.zip")),
     Case("vestige.results.imports:import_results", "type", plain("import", "{eval}/TOFU_EVAL.json")),
     Case("vestige.depth.run:check_tokenizers", "type", plain(*DEPTH)),
-    Case("vestige.collect.staircase:Patcher._fast", "name", plain(*DEPTH)),
+    Case("vestige.collect.layered_patching:Patcher._fast", "name", plain(*DEPTH)),
     Case("vestige.collapse.run:show", "key", plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),
     Case("vestige.collapse.files:row_table", "index",
          plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),

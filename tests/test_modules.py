@@ -8,15 +8,14 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
 TOP_LEVEL = {
     "types",
-    "compact",
-    "prefixes",
+    "packed_ids",
     "errors",
     "wants",
     "given",
     "guard",
     "io",
     "secrets",
-    "sums",
+    "numeric",
     "schema",
     "internal",
     "flags",
@@ -27,22 +26,21 @@ TOP_LEVEL = {
     "writing",
 }  # every package may import these
 
-PIPELINE = {"data", "models", "samplers", "collect", "metrics", "stats", "suites", "store"}
+PIPELINE = {"data", "models", "collect", "metrics", "stats", "suites", "store"}
 # What every verb's package may use: the pipeline, the engine, adapters to other software, and what is printed.
 BELOW = PIPELINE | {"configs", "engine", "integrations", "servers", "show"}
 
 # Dependencies point one way: top-level modules < pipeline < engine < verbs < cli.
 DEPENDENCIES: dict[str, set[str]] = {
-    "types": {"compact"},
-    "compact": set(),
-    "prefixes": {"compact", "types"},
+    "types": {"packed_ids"},
+    "packed_ids": {"types"},
     "errors": set(),
     "isolation": {"errors"},
     "secrets": set(),
     "words": set(),
     "given": set(),
     "wants": {"types"},
-    "sums": {"types"},
+    "numeric": {"types"},
     "guard": {"errors"},
     "ownership": {"errors"},
     "writing": {"errors", "ownership"},
@@ -54,8 +52,7 @@ DEPENDENCIES: dict[str, set[str]] = {
     "configs": {"models", "suites"},  # the groups, and how Hydra composes them: below the engine, which asks for runs
     "data": set(),
     "models": set(),
-    "samplers": {"models"},
-    "collect": {"models", "samplers"},
+    "collect": {"models"},
     "metrics": set(),
     "stats": set(),
     "suites": {"metrics", "stats"},
@@ -103,7 +100,6 @@ TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
 # Packages that run or hold a model may import torch; the engine only does for memory, seeds and speed, and lazily.
 WITH_TORCH = {
     "models",
-    "samplers",
     "collect",
     "unlearn",
     "stress",

@@ -124,7 +124,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean '{lowered[close[0]]}'?" if close else ""
 
 
-# ---- what the world does to a command: no room, no permission, no memory -------------------------------------------
+# ---- what the world does to a command: no room, no permission, no memory ------------------------------------------
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -185,14 +185,14 @@ def _memory(error: BaseException) -> UserError:
     )
 
 
-# ---- whose mistake it is ---------------------------------------------------------------------------------------------
+# ---- whose mistake it is ------------------------------------------------------------------------------------------
 
 # What Python raises when a program is wrong. A ValueError is not among them: readers raise it about what they read.
 PROGRAMMING = (NameError, AttributeError, TypeError, LookupError, AssertionError, ZeroDivisionError)
 # Called with wrong arguments they fail in frames of their own, and the mistake is the caller's.
 TOOLS = frozenset({*sys.stdlib_module_names, "numpy", "scipy", "torch"})
 # These hand our arguments to an architecture, and fail in its place when it does not take them.
-DOORS = ("torch.nn.modules", "vestige.models.reading")
+DOORS = ("torch.nn.modules", "vestige.models.foreign")
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _HERE = str(Path(__file__).parent)
 

@@ -16,7 +16,7 @@ from loops import one_test
 from vestige.collapse import sampling
 from vestige.collapse.detector import CollapseDetector, CollapseSettings
 from vestige.collapse.reasoning import Trajectory, Turn
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.cross import CrossScorer, Forest, pairwise_scorer
 from vestige.errors import UserError
 from vestige.metrics.collapse import Ema, caveats, cross_of, extras, label_metrics, permutation_null, verdict
@@ -71,7 +71,7 @@ def test_any_row_length_gives_the_same_matrix(attention: str, limit: int) -> Non
 
 def test_a_wrong_fast_way_is_noticed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Reasonings that see each other's tokens: the check must find it, and the result must still be right."""
-    from vestige.collect import prompts as module
+    from vestige.collect import cross as module
 
     real = module.stretches
 

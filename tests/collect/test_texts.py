@@ -12,12 +12,11 @@ from transformers import MambaForCausalLM
 
 from collect_tools import ARCHITECTURES, VOCAB, model_of, numbers
 from loops import one_test
-from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector
-from vestige.collect.pick import NUCLEUS, Chooser, choose, pick
-from vestige.collect.prove import draft, prove
-from vestige.collect.text_row import end_tokens
-from vestige.collect.texts import TextCollector, penalty_of
+from vestige.collect.backend import Cost
+from vestige.collect.known_prefix import draft_prefixes, known_prefixes
+from vestige.collect.next_token import NUCLEUS, Chooser, choose, pick
+from vestige.collect.texts import TextCollector, end_tokens, penalty_of
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.types import BROKEN, Prompt, Target, Text
@@ -82,7 +81,7 @@ def llama() -> Any:
     return model
 
 
-# ---- greedy ---------------------------------------------------------------------------------------------------
+# ---- greedy -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -218,7 +217,7 @@ def test_end_tokens_come_from_the_generation_config_else_the_tokenizer() -> None
     assert end_tokens(Thing(), Thing(eos_token_id=None)) == NO_EOS
 
 
-# ---- stop words -----------------------------------------------------------------------------------------------
+# ---- stop words ---------------------------------------------------------------------------------------------------
 
 
 def test_a_stop_word_over_several_tokens_ends_and_cuts_the_text(llama: Any) -> None:
@@ -257,7 +256,7 @@ def test_the_text_is_cut_at_the_end_text_and_stripped(llama: Any) -> None:
     assert collect(made, [request], {request.key: known})[request.key].text == "abc"
 
 
-# ---- proven prefixes ------------------------------------------------------------------------------------------
+# ---- proven prefixes ----------------------------------------------------------------------------------------------
 
 
 def scored(model: Any, targets: Sequence[Target]) -> list[tuple[Target, Any]]:
@@ -268,11 +267,11 @@ def scored(model: Any, targets: Sequence[Target]) -> list[tuple[Target, Any]]:
 
 
 def prove_from(requests: Sequence[Request], known: Sequence[tuple[Target, Any]], eos: frozenset[int]) -> Any:
-    return prove(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
+    return known_prefixes(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
 
 
 def draft_from(requests: Sequence[Request], known: Sequence[tuple[Target, Any]], eos: frozenset[int]) -> Any:
-    return draft(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
+    return draft_prefixes(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
 
 
 def references(model: Any, given: Sequence[Prompt]) -> list[Target]:
@@ -446,7 +445,7 @@ def test_a_model_that_cannot_pack_prompts_pads_them(llama: Any) -> None:
 def test_a_cache_is_made_again_for_what_is_left(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for three steps at a time: rows and columns that nobody needs any more go with each new buffer."""
     from vestige.collect import texts as module
-    from vestige.models.cache import SlotLayer
+    from vestige.models.kv_cache import SlotLayer
 
     requests = [
         *asking(prompts(0, [40, 38]), max_new_tokens=4), *asking(prompts(1, [6, 5]), max_new_tokens=30)
@@ -478,7 +477,7 @@ def test_a_model_without_numbers_proves_nothing() -> None:
             assert text.broken and text.ids == (BROKEN,) and text.text == ""
 
 
-# ---- sampling -------------------------------------------------------------------------------------------------
+# ---- sampling -----------------------------------------------------------------------------------------------------
 
 
 def test_sampling_is_reproducible_and_independent_of_the_batch(llama: Any) -> None:
@@ -559,7 +558,7 @@ def test_a_draw_for_all_rows_is_that_of_each_alone(settings: dict[str, Any]) -> 
     assert choose(scores, mixed)[0] == int(scores[0].argmax()) and choose(scores, mixed)[2] == BROKEN
 
 
-# ---- falling back ---------------------------------------------------------------------------------------------
+# ---- falling back -------------------------------------------------------------------------------------------------
 
 
 class Broken(torch.nn.Module):
@@ -643,7 +642,7 @@ def test_out_of_memory_takes_fewer_rows(llama: Any, monkeypatch: pytest.MonkeyPa
     assert [n.split(" texts")[0][-1] for n in made.cost.notes] == ["3", "1"]
 
 
-# ---- limits and resuming --------------------------------------------------------------------------------------
+# ---- limits and resuming ------------------------------------------------------------------------------------------
 
 
 def test_a_learned_position_table_ends_texts_and_refuses_prompts() -> None:
@@ -681,7 +680,7 @@ def test_done_batches_are_skipped(llama: Any) -> None:
     assert collect(made, []) == {}
 
 
-# ---- what may be asked ----------------------------------------------------------------------------------------
+# ---- what may be asked --------------------------------------------------------------------------------------------
 
 
 def test_generation_args_in_the_peers_words() -> None:

@@ -132,7 +132,7 @@ WRAPPED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "vestige.unlearn.loop": {"finetune": _before(0), "unlearn": _before(0)},
     "vestige.unlearn.trainer": {"train": _before("model")},
     "known_models.fluency": {"_new_judge": _made},
-    "vestige.sums": {"total": _first, "mean": _first, "spread": _first},
+    "vestige.numeric": {"total": _first, "mean": _first, "spread": _first},
     "vestige.stats.vectors": {"harmonic_mean": _first, "auc": _both, "ks": _both},
     "vestige.stats.bootstrap": {"harmonic_mean": _first, "Sample": _sample},
     "vestige.suites.registry": {"Inputs": _inputs},

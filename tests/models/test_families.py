@@ -14,16 +14,15 @@ from safetensors.torch import load_file
 from family_tools import FACTS, GOLDEN, NAMES, PublishedLlada, change_tensors, copy_of, cut_in_shards
 from loops import one_test
 from vestige.cli import main
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.models import families
 from vestige.models.args import ModelArgs
-from vestige.models.families import FAMILIES, Family
+from vestige.models.families import FAMILIES, Family, native_name, published_name, save_published
 from vestige.models.fingerprint import fingerprint
 from vestige.models.load import LoadedModel, load_model, load_tokenizer
-from vestige.models.native import native_name, published_name, save_published
 from vestige.types import Prompt
 from vestige.wants import DenoiseWant, Denoising
 
@@ -52,7 +51,7 @@ def gap(loaded: LoadedModel, name: str) -> float:
     return max(float((s - LOGITS[f"{name}.single{i}"].view_as(s)).abs().max()) for i, s in enumerate(single))
 
 
-# ---- loading ----------------------------------------------------------------------------------------------------
+# ---- loading ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -233,7 +232,7 @@ def test_fingerprints_are_of_the_published_files(tmp_path: Path) -> None:
     assert fingerprint(ModelArgs(str(path))) != plain
 
 
-# ---- tokenizers -------------------------------------------------------------------------------------------------
+# ---- tokenizers ---------------------------------------------------------------------------------------------------
 
 
 def test_dreams_tokenizer_without_its_code(capfd: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +253,7 @@ def test_dreams_tokenizer_without_its_code(capfd: pytest.CaptureFixture[str]) ->
     assert list(ids) == expected["chat_ids"]
 
 
-# ---- adapters ---------------------------------------------------------------------------------------------------
+# ---- adapters -----------------------------------------------------------------------------------------------------
 
 
 def adapter(path: Path, base: Path, **settings: Any) -> Any:
@@ -314,7 +313,7 @@ def test_adapters_that_do_not_fit(tmp_path: Path) -> None:
         loaded_from(tmp_path / "a")
 
 
-# ---- saving -----------------------------------------------------------------------------------------------------
+# ---- saving -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -348,7 +347,7 @@ def test_a_tied_model_is_saved_without_its_head(tmp_path: Path) -> None:
     assert torch.equal(rows(loaded_from(tmp_path / "again"), SEQUENCES[:1])[0], rows(loaded, SEQUENCES[:1])[0])
 
 
-# ---- broken folders, through the command line -------------------------------------------------------------------
+# ---- broken folders, through the command line ---------------------------------------------------------------------
 
 
 def refused(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:

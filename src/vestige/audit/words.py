@@ -12,8 +12,8 @@ from typing import Any
 from vestige.audit.budget import AuditPlan
 from vestige.audit.work import ATTACKED, RECORD, AuditWork
 from vestige.guard import read_json
+from vestige.numeric import number
 from vestige.show.tables import comparison, table
-from vestige.sums import number
 from vestige.verdict.judge import judge
 from vestige.verdict.runs import read_runs
 

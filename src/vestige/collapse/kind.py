@@ -82,8 +82,8 @@ def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
 
 def _score(path: Path, how: Rescoring) -> str:
     """Numbers, verdicts and ranks from the matrices; what else the files say stays."""
+    from vestige.numeric import number as shown_as
     from vestige.show.tables import table
-    from vestige.sums import number as shown_as
 
     how.refuse("collapse")
     with writing(path):

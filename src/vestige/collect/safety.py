@@ -30,7 +30,7 @@ import torch
 from vestige.collect.forward import score_plain
 from vestige.errors import UserError, out_of_memory
 from vestige.models.args import precision
-from vestige.sums import distances
+from vestige.numeric import distances
 from vestige.types import Array, Target
 
 TABLES = {"wpe", "embed_positions", "position_embeddings"}  # what Hugging Face models call the table
@@ -69,7 +69,7 @@ def check_tokens(model: Any, sequences: Iterable[Sequence[int]]) -> None:
         )
 
 
-# ---- memory ------------------------------------------------------------------------------------------------------
+# ---- memory -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -116,7 +116,7 @@ def free_memory(gone: bool = False) -> None:
         torch.cuda.empty_cache()
 
 
-# ---- noise -------------------------------------------------------------------------------------------------------
+# ---- noise --------------------------------------------------------------------------------------------------------
 
 # A mean over labels; a wrong mask or position is off by far more.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-6}

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vestige.compact import Facts
 from vestige.data.chat import PREFIX, Encoded, Encoder, Ids, PrefilledEncoder, Template, TextPair
 from vestige.data.clusters import AUTO, rows_fingerprint, with_clusters
 from vestige.data.rows import MissingData, Row, load_rows
 from vestige.errors import UserError, unknown_name
+from vestige.packed_ids import Facts
 from vestige.types import FACTS, IGNORE, Example, Prompt, Rows, Target
 
-# ---- what a data-set handler works with besides its rows ---------------------------------------------------------
+# ---- what a data-set handler works with besides its rows ----------------------------------------------------------
 #
 # In: settings of a run. Out: Targets and Prompts; content that several data sets share is one object. Callers:
 # data/datasets.py and its plug-ins, engine/prepare.py.
@@ -87,7 +87,7 @@ def cannot_fit(characters: int, longest: int, tokenizer: Any) -> bool:
     return characters > longest * max(map(len, vocabulary), default=characters)
 
 
-# ---- Where a prompt ends and its answer begins, when all there is are `input_ids` and `labels` ----
+# ---- Where a prompt ends and its answer begins, when all there is are `input_ids` and `labels` --------------------
 #
 # Three layouts are in use:
 #
@@ -147,7 +147,7 @@ def first_label(input_ids: Sequence[int], labels: Sequence[int] | None) -> int:
     return next((i for i, label in enumerate(row) if label != IGNORE), len(row))
 
 
-# ---- the handlers ------------------------------------------------------------------------------------------------
+# ---- the handlers -------------------------------------------------------------------------------------------------
 
 log = logging.getLogger("vestige.data")
 

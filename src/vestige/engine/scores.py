@@ -26,6 +26,7 @@ from vestige.engine.prepare import Prepared
 from vestige.errors import UserError, WriteError
 from vestige.metrics.cards import card_of
 from vestige.metrics.memorisation import TRUTH_RATIO_AGGREGATORS
+from vestige.numeric import mean
 from vestige.schema import number
 from vestige.secrets import hidden, hide
 from vestige.show.progress import Bar
@@ -38,7 +39,6 @@ from vestige.suites.handlers.common import as_list, row_mean
 from vestige.suites.postprocess import FROM_CODE, postprocessed
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, MissingEvidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.sums import mean
 from vestige.types import NO_RETAIN_LOGS, Array, Grouping, Score
 from vestige.wants import ClassifierWant
 from vestige.writing import remove

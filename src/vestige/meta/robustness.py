@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vestige.meta.faithfulness import RESAMPLES, Interval
+from vestige.numeric import mean
 from vestige.stats import bootstrap, vectors
-from vestige.sums import mean
 
 EPS = 1e-12
 UTILITY_FILTER = 0.8

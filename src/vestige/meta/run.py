@@ -24,9 +24,9 @@ from vestige.meta.pools import Attacks, read_pools
 from vestige.meta.tree import methods_of, read_tree, root_of
 from vestige.meta.tree_meta import attack_files, attacks_from, faithfulness_file
 from vestige.meta.verdict_bench import BENCH, FACTS, bench_json, bench_lines, facts_json, read_bench
+from vestige.numeric import number
 from vestige.show.tables import span, table
 from vestige.store.directories import writing
-from vestige.sums import number
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _written(made: Made, out: Path) -> str:
     return _page(made.head, made.table, made.notes, places)
 
 
-# ---- faithfulness ------------------------------------------------------------------------------------------------
+# ---- faithfulness -------------------------------------------------------------------------------------------------
 
 
 def _faithfulness(ask: MetaAsk) -> Made:
@@ -119,7 +119,7 @@ def _faithful_notes(judged: Judged) -> list[str]:
     return [*out, *_skipped(judged)]
 
 
-# ---- robustness --------------------------------------------------------------------------------------------------
+# ---- robustness ---------------------------------------------------------------------------------------------------
 
 
 def _robustness(ask: MetaAsk) -> Made:
@@ -249,7 +249,7 @@ def _emptied(judged: Judged) -> str:
     return f"the filters leave no model for {whose}: {said or 'no model was given'}"
 
 
-# ---- axes --------------------------------------------------------------------------------------------------------
+# ---- axes ---------------------------------------------------------------------------------------------------------
 
 
 def _axes(ask: MetaAsk) -> Made:
@@ -335,7 +335,7 @@ def import_tree(
     return "\n\n".join(pages)
 
 
-# ---- the verdict -------------------------------------------------------------------------------------------------
+# ---- the verdict --------------------------------------------------------------------------------------------------
 
 
 def _verdict(ask: MetaAsk) -> Made:
@@ -348,7 +348,7 @@ def _verdict(ask: MetaAsk) -> Made:
     return Made(made, {"models": [m.name for m in models]}, head, bench_lines(body, shown), [])
 
 
-# ---- shared ------------------------------------------------------------------------------------------------------
+# ---- shared -------------------------------------------------------------------------------------------------------
 
 
 def _beside(ask: MetaAsk, given: Path | None, usual: str) -> Path | None:

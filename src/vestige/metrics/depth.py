@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vestige.metrics.cards import metric
-from vestige.sums import total
+from vestige.numeric import total
 from vestige.types import Array, TokenStats
 
 TAU = 0.05  # a layer counts when the retain model's states cost more than this, in nats per token

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vestige import sums
+from vestige import numeric
 from vestige.errors import UserError, unknown_name
 from vestige.types import ARRAY_FIELDS, IGNORE, Array, TokenStats, Trace
 
@@ -376,7 +376,7 @@ def _describe(values: Array) -> dict[str, Array]:
     if not len(values):
         return dict.fromkeys(STATISTICS, np.asarray(np.nan))
     columns = values.reshape(len(values), -1).T
-    mean, std = (np.reshape([fold(c) for c in columns], values.shape[1:]) for fold in (sums.mean, sums.spread))
+    mean, std = (np.reshape([fold(c) for c in columns], values.shape[1:]) for fold in (numeric.mean, numeric.spread))
     p25, median, p75 = np.percentile(values, [25, 50, 75], axis=0)
     half = NORMAL_95 * std / np.sqrt(len(values))
     found = (mean, std, median, p25, p75, values.min(axis=0), values.max(axis=0), mean - half, mean + half)

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vestige.numeric import counted
 from vestige.stats import bootstrap
 from vestige.stats.bootstrap import LEVEL, Counts, Sample, Statistic, Stratum
 from vestige.stats.vectors import student_reach, student_within
-from vestige.sums import counted
 from vestige.types import Array, Grouping
 
 FEWEST = 5

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vestige.errors import UserError, unknown_name
-from vestige.sums import mean, percent
+from vestige.numeric import mean, percent
 from vestige.verdict.rule import RULE
 
 RUINED = 0.3  # of the utility; far below what the verdict calls damaged, for a damaged model may still be the best one

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vestige.numeric import counted, number, percent, with_interval
 from vestige.stats.contrast import NORMAL_95, Contrast
-from vestige.sums import counted, number, percent, with_interval
 from vestige.verdict.facts import AttackCurve, AttackPoint, AuditFacts, Measure
 from vestige.verdict.rule import RULE, VerdictRule
 

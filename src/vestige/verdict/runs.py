@@ -26,13 +26,13 @@ from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
 from vestige.metrics.cards import CARDS
 from vestige.metrics.trajectory import VIEWS, spread_of
+from vestige.numeric import mean
 from vestige.schema import misfit, number
 from vestige.stats import bootstrap
 from vestige.stats.contrast import NORMAL_95
 from vestige.store.files import read_ours
 from vestige.store.forms import ManifestForm
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.sums import mean
 from vestige.types import Score
 
 SIDE = ("_PARA_", "_PERT_", "_para", "_pert")  # other wordings of the answer: not what a reader looks for first

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vestige.sums import counted, percent
+from vestige.numeric import counted, percent
 from vestige.verdict.facts import AuditFacts
 from vestige.verdict.points import VerdictPoint, margin_at
 from vestige.verdict.rule import TESTS, VerdictRule

@@ -25,11 +25,11 @@ from vestige.errors import UserError
 from vestige.integrations.undisturbed import undisturbed
 from vestige.metrics.cards import direction_of
 from vestige.models.load import wrap_model
+from vestige.numeric import mean, number
 from vestige.show.progress import hushed
 from vestige.store.files import read_ours
 from vestige.store.forms import WatchForm
 from vestige.suites.spec import MetricSpec
-from vestige.sums import mean, number
 from vestige.verdict.best import Gauge, Rank, Rule, RunMoment, better, ranked, rule_named
 from vestige.verdict.facts import UTILITY
 from vestige.verdict.judge import judge

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vestige.metrics.dialects import Dialect
+from vestige.numeric import mean
 from vestige.suites.handlers.common import NO_TOKENS, Value
 from vestige.suites.registry import Inputs, handler
-from vestige.sums import mean
 from vestige.types import BAD_LOGITS, Example, Rows, Score
 from vestige.wants import PatchInto, PatchWant, Wants
 

@@ -12,6 +12,7 @@ import numpy as np
 from vestige.errors import UserError, unknown_name
 from vestige.metrics import memorisation
 from vestige.metrics.dialects import Dialect
+from vestige.numeric import mean, means, total
 from vestige.stats import vectors
 from vestige.suites.handlers.common import (
     Value,
@@ -27,7 +28,6 @@ from vestige.suites.handlers.common import (
 )
 from vestige.suites.registry import Inputs, handler
 from vestige.suites.steps import Scored, at_each_step, unless, words_at_each_step
-from vestige.sums import mean, means, total
 from vestige.types import BAD_LOGITS, Array, Example, Rows, Score, TokenStats
 from vestige.wants import Wants
 

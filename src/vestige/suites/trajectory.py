@@ -59,54 +59,59 @@ class TrajectoryConfig:
         return self.denoising.max_new_tokens
 
 
+# What `trajectory_config` may hold.
+SETTINGS = {
+    "sampler_kwargs", "include_views", "trajectories", "logit_alignment", "logits_source", "logits_path",
+    "evaluation_mode", "rouge_prediction_source", "eos_token_id", "store_per_sample", "legacy_flat",
+    "fixation_steps_count", "guide_defaults",
+} | WITHOUT_EFFECT  # fmt: skip
+
+
 def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     """The `trajectory_config` of a metric; what it does not say has the guide's defaults."""
-    given = _mapping(params.get("trajectory_config"), "trajectory_config", metric)
-    sampling = _mapping(given.pop("sampler_kwargs", None), "sampler_kwargs", metric)
-    guide = bool(given.pop("guide_defaults", False))
+    given = dict(params.get("trajectory_config") or {})
+    unknown = sorted(set(given) - SETTINGS)
+    if unknown:
+        raise unknown_name("trajectory_config setting", unknown[0], SETTINGS, f"(metric '{metric}')")
+    sampling = _mapping(given.get("sampler_kwargs"), "sampler_kwargs", metric)
+    guide = bool(given.get("guide_defaults", False))
     interval = sampling.pop("trajectory_sample_interval", None)
     if interval is None:
         interval = GUIDE_INTERVAL if guide else 1
     interval = _whole(interval, "trajectory_sample_interval", metric)
-    counts = _one_of(str(given.pop("fixation_steps_count", "captures")), FIXATION_COUNTS, "fixation_steps_count")
-    mode = str(given.pop("evaluation_mode", "unguided"))
-    alignment = str(given.pop("logit_alignment", "same_position"))
+    alignment = str(given.get("logit_alignment", "same_position"))
     if alignment not in ALIGNMENTS:
         raise UserError(f"logit_alignment must be 'causal' or 'same_position', got {alignment!r} (metric '{metric}').")
-    source = _one_of(str(given.pop("logits_source", "sampler")), ("sampler", "external"), "logits_source")
-    path = given.pop("logits_path", None)
+    path = given.get("logits_path")
+    source = _one_of(given.get("logits_source", "sampler"), ("sampler", "external"), "logits_source")
     if (source == "external") != (path is not None):
         raise UserError(f"Metric '{metric}': logits_source external and logits_path (a saved tensor file) go together.")
-    notes = tuple(
-        f"{k}=false has no effect" for k in ("return_logits", "return_fixation_steps") if given.get(k) is False
-    )
-    denoising = read_denoising({**sampling, "mode": mode}, metric)
+    notes = []
+    for name in ("return_logits", "return_fixation_steps"):
+        if given.get(name) is False:
+            notes.append(f"{name}=false has no effect")
+    denoising = read_denoising({**sampling, "mode": str(given.get("evaluation_mode", "unguided"))}, metric)
     if denoising.takes_back and interval > 1:
-        notes += (
+        notes.append(
             f"trajectory_sample_interval={interval} counts decided tokens, and this sampler takes decisions back: "
-            "every pass is reported",
+            "every pass is reported"
         )
         interval = 1
-    config = TrajectoryConfig(
+    text_source = given.get("rouge_prediction_source", "logits_argmax")
+    return TrajectoryConfig(
         denoising=denoising,
-        views=views(given.pop("include_views", None)),
-        trajectories=_trajectories(given.pop("trajectories", None) or DEFAULT_TRAJECTORIES),
+        views=views(given.get("include_views")),
+        trajectories=_trajectories(given.get("trajectories") or DEFAULT_TRAJECTORIES),
         alignment=alignment,
         interval=interval,
-        fixation_counts=counts,
-        text_source=_one_of(
-            str(given.pop("rouge_prediction_source", "logits_argmax")), TEXT_SOURCES, "rouge_prediction_source"
-        ),
-        eos_ids=_ids(given.pop("eos_token_id", None), "eos_token_id", metric),
+        fixation_counts=_one_of(given.get("fixation_steps_count", "captures"), FIXATION_COUNTS, "fixation_steps_count"),
+        text_source=_one_of(text_source, TEXT_SOURCES, "rouge_prediction_source"),
+        eos_ids=_ids(given.get("eos_token_id"), "eos_token_id", metric),
         logits_path=None if path is None else str(path),
-        store_per_sample=bool(given.pop("store_per_sample", params.get("store_per_sample", guide))),
-        legacy_flat=bool(given.pop("legacy_flat", params.get("legacy_flat", guide))),
-        notes=notes,
+        store_per_sample=bool(given.get("store_per_sample", params.get("store_per_sample", guide))),
+        legacy_flat=bool(given.get("legacy_flat", params.get("legacy_flat", guide))),
+        notes=tuple(notes),
     )
-    unknown = sorted(set(given) - WITHOUT_EFFECT)
-    if unknown:
-        raise unknown_name("trajectory_config setting", unknown[0], _known_settings(), f"(metric '{metric}')")
-    return config
 
 
 def reference_keys(metric: str, compared: Iterable[str]) -> dict[str, str]:
@@ -132,15 +137,6 @@ def _trajectories(given: Any) -> tuple[str, ...]:
         if name not in TRAJECTORIES:
             raise UserError(f"Unknown trajectory '{name}' (known: {', '.join(TRAJECTORIES)})")
     return names
-
-
-def _known_settings() -> list[str]:
-    return sorted({
-        "sampler_kwargs", "include_views", "trajectories", "logit_alignment", "logits_source", "logits_path",
-        "evaluation_mode", "rouge_prediction_source", "eos_token_id", "store_per_sample", "legacy_flat",
-        "fixation_steps_count", "guide_defaults",
-        *WITHOUT_EFFECT,
-    })  # fmt: skip
 
 
 def read_denoising(given: Mapping[str, Any], metric: str = TRAJECTORY) -> Denoising:
@@ -207,10 +203,10 @@ def _whole(value: Any, name: str, metric: str, least: int = 1) -> int:
     return value
 
 
-def _one_of(value: str, allowed: Iterable[str], name: str) -> str:
-    if value not in allowed:
-        raise unknown_name(name, value, allowed)
-    return value
+def _one_of(value: Any, allowed: Iterable[str], name: str) -> str:
+    if str(value) not in allowed:
+        raise unknown_name(name, str(value), allowed)
+    return str(value)
 
 
 def _ids(value: Any, name: str, metric: str) -> tuple[int, ...]:

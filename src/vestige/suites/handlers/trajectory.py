@@ -22,7 +22,7 @@ from vestige.suites.handlers.trajectory_reading import (
     gather,
     windowed,
 )
-from vestige.suites.handlers.trajectory_results import Results, at_last_step, protocol
+from vestige.suites.handlers.trajectory_results import assemble_score, at_last_step, protocol
 from vestige.suites.registry import DECIDED, HANDLERS, TRAJECTORY, Inputs, handler
 from vestige.suites.steps import Scored, StepScores
 from vestige.suites.trajectory import TrajectoryConfig, read_config
@@ -65,20 +65,17 @@ def trajectory_metrics(inputs: Inputs) -> Score:
         reasons = "; ".join(dict.fromkeys(inputs.unavailable.values()))
         return Score(None, reason=reasons or "its data sets hold no prompts")
     _check_reference(inputs, run.config)
-    found = Results(inputs, run)
+    scores: dict[str, dict[str, dict[str, StepScores]]] = {}
     for view in run.config.views:
+        scores[view] = {}
         for trajectory in run.config.trajectories:
-            found.add(view, trajectory, _score_children(inputs, Reading(run, trajectory, view)))
-    return found.score()
-
-
-def _score_children(inputs: Inputs, reading: Reading) -> dict[str, StepScores]:
-    """All children along one trajectory in one view, parents first: each handler is called once, for all steps."""
-    scores: dict[str, StepScores] = {}
-    for name, child in children(inputs.spec).items():
-        found = _score_child(inputs, reading, child, scores)
-        scores[name] = StepScores.constant(found, reading.run.steps) if isinstance(found, Score) else found
-    return scores
+            reading = Reading(run, trajectory, view)
+            by_metric: dict[str, StepScores] = {}
+            for name, child in children(inputs.spec).items():  # parents first; each is called once, for all steps
+                found = _score_child(inputs, reading, child, by_metric)
+                by_metric[name] = StepScores.constant(found, run.steps) if isinstance(found, Score) else found
+            scores[view][trajectory] = by_metric
+    return assemble_score(inputs, run, scores)
 
 
 def _score_child(inputs: Inputs, reading: Reading, child: MetricSpec, scores: Mapping[str, StepScores]) -> Scored:

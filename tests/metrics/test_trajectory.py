@@ -29,7 +29,6 @@ from vestige.metrics.trajectory import (
     distribution,
     effective_length,
     follow,
-    read,
     sigma,
     window,
 )
@@ -85,6 +84,10 @@ def golden_trace(name: str, alignment: str) -> Trace:
     fixed = np.clip(case["F"], 0, case["S"] - 1)
     streams = [window(a, case["L"], alignment) for a in answers]
     return make_trace(logits_of(case), fixed, streams, case["final_tokens_argmax_at_F"])
+
+
+def read(trace: Trace, stream: int = 0, along: str = "steps", length: int | None = None) -> TokenStats:
+    return follow(trace, along).stats(stream, length)
 
 
 def same(got: Array, want: list[float | None]) -> None:

@@ -168,11 +168,22 @@ def build_rows(name: str, config: Mapping[str, Any], context: Context, limit: in
         raise UserError(f"Data set '{name}' has no args.hf_args; say where its rows are (path, name, split).")
     limits = [n for n in (limit, args.get("max_samples")) if n is not None]
     rows, context.source = load_rows(args["hf_args"], min(limits, default=None))
-    if context.text_only:
-        _refuse_pictures(name, rows)
+    if context.text_only:  # a question about a picture that the model never sees would measure nothing
+        for i, row in enumerate(rows):
+            for key in PICTURES:
+                if row.get(key) is not None:
+                    raise UserError(
+                        f"Row {i} of '{name}' has a picture ('{key}'), and this model is used with text only here; "
+                        "leave those rows or that column out."
+                    )
     examples, many = DATASETS[handler](rows, args, context)
     check_lengths(examples, context)
-    _report_empty(name, examples)
+    empty = [example for row in examples for example in row if example.target is None]
+    if empty:
+        log.warning(
+            "%s: %d answer(s) leave no target tokens and are not scored (rows %s): %s",
+            name, len(empty), ", ".join(dict.fromkeys(e.index for e in empty[:10])), empty[0].problem,
+        )  # fmt: skip
     facts = _facts(rows, args, context) if len(examples) == len(rows) else ()  # chunks are not rows
     found = Rows(name, tuple(map(tuple, examples)), many, context.source, rows_fingerprint(rows), facts)
     return with_clusters(found, rows, args["hf_args"], context.cluster)
@@ -193,17 +204,6 @@ def _facts(rows: Sequence[Row], args: Args, context: Context) -> Facts:
 PICTURES = ("image", "images", "pixel_values")
 
 
-def _refuse_pictures(name: str, rows: Sequence[Row]) -> None:
-    """A question about a picture that the model never sees would measure nothing."""
-    for i, row in enumerate(rows):
-        for key in PICTURES:
-            if row.get(key) is not None:
-                raise UserError(
-                    f"Row {i} of '{name}' has a picture ('{key}'), and this model is used with text only here; leave "
-                    "those rows or that column out."
-                )
-
-
 def check_lengths(examples: Examples, context: Context) -> None:
     """Refuses rows that the model was not made to read. What a data set's max_length cuts is short by now.
 
@@ -214,9 +214,8 @@ def check_lengths(examples: Examples, context: Context) -> None:
     for row in examples:
         for example in row:
             ids = example.target.ids if example.target is not None else example.prompt.ids
-            too_long(
-                max(len(ids) - 1, len(example.prompt.ids)), context.longest, f"{context.source} row {example.index}"
-            )
+            tokens = max(len(ids) - 1, len(example.prompt.ids))
+            too_long(tokens, context.longest, f"{context.source} row {example.index}")
 
 
 def too_long(tokens: int, longest: int, where: str) -> None:
@@ -225,16 +224,6 @@ def too_long(tokens: int, longest: int, where: str) -> None:
             f"{where} (counting from 0) is {tokens:,} tokens long with its prompt, but this model reads {longest:,}; "
             "shorten or drop that row, or set max_length where its data set has one."
         )
-
-
-def _report_empty(name: str, examples: Examples) -> None:
-    bad = [e for row in examples for e in row if e.target is None]
-    if bad:
-        shown = ", ".join(dict.fromkeys(e.index for e in bad[:10]))
-        log.warning(
-            "%s: %d answer(s) leave no target tokens and are not scored (rows %s): %s",
-            name, len(bad), shown, bad[0].problem,
-        )  # fmt: skip
 
 
 def column(rows: Sequence[Row], key: str, source: str) -> list[Any]:
@@ -287,7 +276,11 @@ def question_answers(rows: list[Row], args: Args, context: Context) -> tuple[Exa
         for number, (question, row_answers) in enumerate(zip(questions, answers, strict=True)):
             context.check_text(len(question) + max(map(len, row_answers)), number)
     shown = args.get("few_shot_dataset_hf_args")
-    few_shot = _few_shot(shown, question_key, answer_key) if shown else []
+    few_shot: list[TextPair] = []
+    if shown:
+        shown_rows, source = load_rows(shown)
+        shown_questions, shown_answers = texts(shown_rows, question_key, source), texts(shown_rows, answer_key, source)
+        few_shot = list(zip(shown_questions, shown_answers, strict=True))
     pairs = [(q, a) for q, row_answers in zip(questions, answers, strict=True) for a in row_answers]
     flat = _read(context.encoder.parts(pairs, few_shot, args.get("max_length")), context)
     out: Examples = []
@@ -329,11 +322,6 @@ def _read(parts: Iterator[list[Encoded]], context: Context) -> Iterator[tuple[En
 def _remove(text: str, part: str) -> str:
     # open-unlearning replaces every occurrence, not the prefix; the dialect keeps that.
     return text.replace(part, "").strip() if part else text.strip()
-
-
-def _few_shot(hf_args: Args, question_key: str, answer_key: str) -> list[TextPair]:
-    rows, source = load_rows(hf_args)
-    return list(zip(texts(rows, question_key, source), texts(rows, answer_key, source), strict=True))
 
 
 PREFILLED = "PrefilledQADataset"

@@ -4,9 +4,8 @@ prompt ids = template(system?, few-shot turns, question, generation prompt)
 full ids   = template(system?, few-shot turns, question, answer), end token appended if it is not there
 labels     = full[len(prompt):]
 
-In: a tokenizer, a template's settings, texts. Out: Prompts and Targets as token ids. Callers: data/datasets.py for
-every row; depth, collapse and stress where they tokenise prompts of their own. One definition, because an answer
-tokenised in two ways has two likelihoods.
+There is one definition, because an answer tokenised in two ways has two likelihoods: depth, collapse and stress use it
+for prompts of their own.
 """
 
 from __future__ import annotations

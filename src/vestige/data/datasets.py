@@ -1,10 +1,7 @@
 """Data-set handlers: config + rows -> tokenised Examples.
 
-A handler is a function (rows, args, encoder) -> (examples, many). `DATASETS` maps the names used in configs to
-them; a plug-in adds its own with `DATASETS[name] = function`.
-
-In: rows of a file or a hub data set, and the `args` of its configuration. Out: Examples. Callers: engine/prepare.py,
-depth, stress and unlearn.
+A handler is a function (rows, args, context) -> (examples, many). `DATASETS` maps the names used in configs to
+them; a plug-in adds its own with `DATASETS[name] = function`. `build_rows` calls the one that a config names.
 """
 
 from __future__ import annotations
@@ -22,9 +19,6 @@ from vestige.packed_ids import Facts
 from vestige.types import FACTS, IGNORE, Example, Prompt, Rows, Target
 
 # ---- what a data-set handler works with besides its rows ----------------------------------------------------------
-#
-# In: settings of a run. Out: Targets and Prompts; content that several data sets share is one object. Callers:
-# data/datasets.py and its plug-ins, engine/prepare.py.
 
 
 @dataclass

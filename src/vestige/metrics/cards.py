@@ -196,7 +196,7 @@ def metric(knows: str, source: str) -> Callable[[F], F]:
     return record
 
 
-# ---- The names metrics go by, what a metric is measured on, and which end of it means "the model still knows" -----
+# ---- names of metrics, what they are measured on, and which end of them means "the model still knows" -------------
 #
 # Short names (em, es, uds, ...) are those of the published tables, and each means the number that is published there: a
 # metric of the TOFU suite with certain settings, in the dialect `depth-score`. A metric of your own needs no entry

@@ -2,9 +2,6 @@
 
 A resampling is a row of counts: how often each example was drawn. Every statistic here is a function of counts, so
 one matrix product serves thousands of resamplings, and statistics that share examples can share counts.
-
-In: values by example. Out: intervals and differences with their intervals. Callers: engine/scores.py,
-depth/scores.py, results/compare.py, the room meta.
 """
 
 from __future__ import annotations

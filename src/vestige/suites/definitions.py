@@ -15,7 +15,7 @@ PUBLISHED = "depth-score"  # the dialect in which the short names were published
 
 
 def dialect_points(handler: str, d: Dialect) -> dict[str, str]:
-    """What a dialect says of a handler, by point. Read from the dialects' table, not written beside it."""
+    """What a dialect says of a handler, by point. Read from the dialects' table, so that the two cannot disagree."""
     card = card_of(handler)
     collects = HANDLERS[handler].wants is not no_wants
     answers = ANSWER_POINTS if collects and (card is None or card.answer_points) else ()

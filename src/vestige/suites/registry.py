@@ -1,8 +1,7 @@
 """Handlers by name: how a metric config turns into wants and into a score. A registry is a dict.
 
-In: the name of a handler, which suites/handlers or a plug-in has entered. Out: its two functions. Callers:
-engine/prepare.py for wants, engine/scores.py for scores. A handler is asked twice, with a model's work between: what it
-wants, and what the evidence amounts to. That is why it never sees a model.
+A handler is asked twice, with a model's work between: what it wants, and what the evidence amounts to. That is why it
+never sees a model.
 """
 
 from __future__ import annotations

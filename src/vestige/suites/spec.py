@@ -3,8 +3,8 @@
 Two spellings mean the same. Compact (ours): a parent or data set is *named* and looked up once in the library.
 Written out (open-unlearning's): its whole config stands in place. An entry with a `handler` is written out.
 
-In: composed configuration (configs/compose.py), or a manifest. Out: SuiteSpec, metrics in an order in which parents
-come first. Callers: engine/config.py, engine/stored.py, and whatever lists or explains metrics.
+A SuiteSpec lists its metrics in an order in which parents come first. It is read from composed configuration
+(configs/compose.py) or from a manifest.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class _Reader:
         return tuple(found.values())
 
     def _own(self) -> dict[str, MetricConfig]:
-        """Metrics that the suite defines in place, with a handler, beside the library's."""
+        """Metrics that the suite defines in place, with a handler, besides the library's."""
         own = {name: said for name, said in self.settings.items() if said and said.get("handler")}
         return {name: said for name, said in own.items() if said["handler"] != TRAJECTORY}
 

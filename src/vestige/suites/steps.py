@@ -1,8 +1,5 @@
 """Scores with a leading axis of denoising steps, and how code that knows one step meets them.
 
-In: what a handler made of evidence with a step axis, or Scores of single steps. Out: StepScores, or the Score of one
-step. Callers: the handlers, which are written once for both, and handlers/trajectory*.py.
-
 The axis rule of metrics holds for handlers, too: in a row, a number is an array over steps (NaN: there is none), and a
 text that changes is an array of texts. What has no axis is the same at every step.
 """

@@ -160,7 +160,7 @@ def read_denoising(given: Mapping[str, Any], metric: str = TRAJECTORY) -> Denois
 
 
 def _from_dream(said: dict[str, Any], metric: str) -> dict[str, Any]:
-    """`sampler=dream` fills masks as mdlm does, `alg` says which go first; what draws beside that is refused.
+    """`sampler=dream` fills masks as mdlm does, `alg` says which go first; what else draws at random is refused.
 
     >>> _from_dream({"sampler": "dream", "alg": "entropy", "alg_temp": 0.0}, "m")
     {'sampler': 'mdlm', 'remasking': 'entropy'}

@@ -6,15 +6,13 @@ Every metric of the forget rows is placed between the model before unlearning an
 
 A positive share is what is left to forget, a negative one is over-forgetting: the model avoids what it should not know,
 which an observer can see. Each side has a scale of its own, because a retain model that finds answers unlikely leaves
-little room below it. The default rule, `closest`:
+little space below it. The default rule, `closest`:
 
     closeness = 1 - mean |share|        kept = utility now / utility before, at most 1
     score     = harmonic mean of both   (closeness alone where utility was not measured)
 
 A checkpoint has no score, and is never the best one, if a share is below -RULE.margin (over-forgotten), if less
 than RUINED of the utility is left (the silence of a broken model says little), or if nothing tells both models apart.
-
-In: numbers of one moment. Out: a Rank. Callers: watch/looking.py for every evaluation of a training run.
 """
 
 from __future__ import annotations

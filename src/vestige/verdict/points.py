@@ -8,8 +8,6 @@
 An attack is judged over all of its budgets. To be equivalent it must be so at each of them, which needs no correction;
 to be towards, one budget is enough, so each is tested at a level divided by their number: the strongest budget is
 picked after looking, and this allows for it. Damage has the states kept, damaged, undecided.
-
-In: AuditFacts and a VerdictRule. Out: VerdictPoints. Caller: verdict/judge.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A verdict in sentences: the headline, what could have been seen, and the limits.
 
-In: evidence and facts. Out: sentences. Caller: verdict/judge.py. No threshold is in this file.
+No threshold is in this file.
 """
 
 from __future__ import annotations

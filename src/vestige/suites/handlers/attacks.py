@@ -132,7 +132,7 @@ def mia_gradnorm(inputs: Inputs) -> Scored:
 
 @handler("mia_reference", wants_reference, settings=("reference_model_path",))
 def mia_reference(inputs: Inputs) -> Scored:
-    """Attack by the loss beside a reference model's."""
+    """Attack by the loss less a reference model's."""
     path = reference_path(inputs.spec)
     if path is None:
         return Score(None, reason="no reference model given (reference_model_path / --reference-model)")

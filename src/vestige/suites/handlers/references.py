@@ -92,7 +92,7 @@ def _value(number: float, nothing: str, *notes: str) -> Score:
 
 
 def _published(inputs: Inputs) -> float | None:
-    """The benchmark's own retrain AUC for the attack behind this metric, in dialects that compare with it."""
+    """The benchmark's own retrain AUC for the attack this metric is made of, in dialects that compare with it."""
     split = inputs.spec.params.get("data_split")
     if not inputs.dialect.published_references or split is None:
         return None

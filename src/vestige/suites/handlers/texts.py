@@ -1,4 +1,4 @@
-"""What the model says: overlap with the reference, a classifier's opinion, secrets, repetition, likelihood of its texts."""
+"""What the model says: overlap with the reference, a classifier's opinion, secrets, repetition, and how likely it is."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from vestige.metrics.cards import CARDS, Card
 from vestige.metrics.dialects import Dialect
-from vestige.suites.steps import Scored
+from vestige.suites.steps import AnyScore
 from vestige.types import Rows, Score, Text, TokenStats, Trace
 from vestige.wants import ClassifierWant, Wants
 
@@ -79,8 +79,8 @@ class Inputs:
     dialect: Dialect
     data: Mapping[str, Rows]  # by access key
     evidence: Evidence
-    parents: Mapping[str, Scored] = field(default_factory=dict)  # by access key
-    references: Mapping[str, Mapping[str, Scored | None]] = field(default_factory=dict)  # file -> access key -> score
+    parents: Mapping[str, AnyScore] = field(default_factory=dict)  # by access key
+    references: Mapping[str, Mapping[str, AnyScore | None]] = field(default_factory=dict)  # file -> access key -> score
     words: Words | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric is missing, and why
     at_step: AtStep | None = None  # of a trajectory: runs a metric that wants a model, on the logits of one step
@@ -90,7 +90,7 @@ class Inputs:
         """The one data set of a metric that has one."""
         return next(iter(self.data.values()))
 
-    def reference(self, access_key: str) -> Scored | None:
+    def reference(self, access_key: str) -> AnyScore | None:
         """The score a reference file holds under `access_key`, whichever file that is."""
         for scores in self.references.values():
             if access_key in scores:
@@ -110,7 +110,7 @@ def no_wants(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wa
 @dataclass(frozen=True)
 class Handler:
     name: str
-    function: Callable[[Inputs], Scored]
+    function: Callable[[Inputs], AnyScore]
     wants: WantsOf = no_wants
     classify: Callable[[Inputs], list[ClassifierWant]] | None = None
     doc: str = ""
@@ -134,7 +134,7 @@ def canonical(name: str) -> str:
     return name if name in HANDLERS else ALIASES.get(name, name)
 
 
-Scorer = TypeVar("Scorer", bound=Callable[[Inputs], Scored])
+Scorer = TypeVar("Scorer", bound=Callable[[Inputs], AnyScore])
 
 
 def handler(

@@ -119,7 +119,7 @@ class Columns:
         return found
 
 
-Scored = Score | StepScores
+AnyScore = Score | StepScores
 
 
 def steps_of(*things: Any) -> int | None:
@@ -132,7 +132,7 @@ def steps_of(*things: Any) -> int | None:
     return None
 
 
-def at_each_step(function: Callable[..., Score], *things: Any) -> Scored:
+def at_each_step(function: Callable[..., Score], *things: Any) -> AnyScore:
     """A function of one state's scores, at each step. KS tests, AUCs and harmonic means need whole vectors: no formula
     of theirs lets an axis through.
     """
@@ -146,7 +146,7 @@ def words_at_each_step(function: Callable[..., str], *things: Any) -> str | Arra
     return function(*things) if steps is None else np.array(list(_each(function, steps, *things)), dtype=object)
 
 
-def unless(missing: str | Array, make: Callable[[], Scored]) -> Scored:
+def unless(missing: str | Array, make: Callable[[], AnyScore]) -> AnyScore:
     """What `make` gives, except where what it needs is missing: one reason, or one for each step."""
     if isinstance(missing, str):
         return Score(None, reason=missing) if missing else make()

@@ -22,7 +22,7 @@ from vestige.suites.handlers.common import (
     wants_answers,
 )
 from vestige.suites.registry import Inputs, handler
-from vestige.suites.steps import Scored, at_each_step
+from vestige.suites.steps import AnyScore, at_each_step
 from vestige.types import BAD_LOGITS, Example, Rows, Score
 from vestige.wants import GradientWant, Wants
 
@@ -55,7 +55,7 @@ def reference_path(spec: MetricSpec) -> str | None:
     return None if path in (None, "", "???") else str(path)
 
 
-def _attack(inputs: Inputs, value: Callable[[Example], Value]) -> Scored:
+def _attack(inputs: Inputs, value: Callable[[Example], Value]) -> AnyScore:
     """AUC of an attack score, forget rows against holdout rows, with both sets' scores."""
     for key in SETS:
         if key not in inputs.data:
@@ -76,13 +76,13 @@ def _attack(inputs: Inputs, value: Callable[[Example], Value]) -> Scored:
 
 
 @handler("mia_loss", wants_answers, steps=True, settings=())
-def mia_loss(inputs: Inputs) -> Scored:
+def mia_loss(inputs: Inputs) -> AnyScore:
     """Attack by loss."""
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_loss(t)}))
 
 
 @handler("mia_zlib", wants_answers, steps=True, settings=())
-def mia_zlib(inputs: Inputs) -> Scored:
+def mia_zlib(inputs: Inputs) -> AnyScore:
     """Attack by loss over compressed length."""
 
     def value(example: Example) -> Value:
@@ -100,21 +100,21 @@ def _k(inputs: Inputs) -> float:
 
 
 @handler("mia_min_k", wants_answers, steps=True, settings=("k",))
-def mia_min_k(inputs: Inputs) -> Scored:
+def mia_min_k(inputs: Inputs) -> AnyScore:
     """Attack by the least likely tokens."""
     k = _k(inputs)
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_min_k(t, k)}))
 
 
 @handler("mia_min_k_plus_plus", wants_answers, steps=True, reads=["spread"], settings=("k",))
-def mia_min_k_plus_plus(inputs: Inputs) -> Scored:
+def mia_min_k_plus_plus(inputs: Inputs) -> AnyScore:
     """Attack by the least likely tokens, standardised over the vocabulary."""
     k = _k(inputs)
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_min_k_plus_plus(t, k)}))
 
 
 @handler("mia_gradnorm", wants_gradients, settings=("p",))
-def mia_gradnorm(inputs: Inputs) -> Scored:
+def mia_gradnorm(inputs: Inputs) -> AnyScore:
     """Attack by the norm of the loss's gradient."""
 
     def value(example: Example) -> Value:
@@ -131,7 +131,7 @@ def mia_gradnorm(inputs: Inputs) -> Scored:
 
 
 @handler("mia_reference", wants_reference, settings=("reference_model_path",))
-def mia_reference(inputs: Inputs) -> Scored:
+def mia_reference(inputs: Inputs) -> AnyScore:
     """Attack by the loss less a reference model's."""
     path = reference_path(inputs.spec)
     if path is None:

@@ -15,7 +15,7 @@ import numpy as np
 from vestige.metrics.dialects import Dialect
 from vestige.numeric import mean, means
 from vestige.suites.registry import Inputs
-from vestige.suites.steps import Columns, Scored, StepScores, first_reason, steps_of
+from vestige.suites.steps import AnyScore, Columns, StepScores, first_reason, steps_of
 from vestige.types import BAD_LOGITS, Array, Example, Rows, Score, Target, TokenStats, stats
 from vestige.wants import Wants
 
@@ -83,7 +83,7 @@ def row_mean(entry: Value | Mapping[str, Any], field: str) -> Any:
 
 def mean_score(
     by_index: Mapping[str, Value], field: str, each: Callable[[Array], Array] | None = None, **extra: Any
-) -> Scored:
+) -> AnyScore:
     """The mean over rows (of the mean over a row's answers): a Score, or StepScores. `each` turns a row's value first.
 
     Rows without target tokens are left out, counted and named. A row the model answered with NaN makes the whole
@@ -193,7 +193,7 @@ def as_list(x: Any) -> list[Any]:
     return x if isinstance(x, list) else [x]
 
 
-def scores_of(score: Scored) -> Any:
+def scores_of(score: AnyScore) -> Any:
     """The per-row scores that exist: a list, or Columns that give one for each step."""
     rows = (score.value_by_index or {}).values()
     found: list[Any] = [row.get("score") for row in rows]  # other tools' rows may have none

@@ -1,4 +1,4 @@
-"""What the model says: overlap with the reference, a classifier's opinion, secrets, repetition, and how likely it is."""
+"""What the model says: overlap with the reference, a classifier's opinion, secrets, repetition, likelihood."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vestige.metrics.memorisation import probability
 from vestige.suites.handlers.attacks import reference_path
 from vestige.suites.handlers.common import Value, as_list, by_index, clean, mean_score
 from vestige.suites.registry import Inputs, handler
-from vestige.suites.steps import Scored, stacked
+from vestige.suites.steps import AnyScore, stacked
 from vestige.types import BAD_LOGITS, Example, Rows, Score, Text
 from vestige.wants import ClassifierWant, Decoding, Request, Wants, spoken
 
@@ -57,7 +57,7 @@ def _said(inputs: Inputs, example: Example, decoding: Decoding, score: Callable[
 
 
 @handler("rouge", wants_texts, steps=True, settings=("rouge_type",))
-def rouge(inputs: Inputs) -> Scored:
+def rouge(inputs: Inputs) -> AnyScore:
     """Overlap of the greedy answer with the reference."""
     from vestige.metrics.text import rouge_scores
 
@@ -73,7 +73,7 @@ def rouge(inputs: Inputs) -> Scored:
 
 
 @handler("bleu", wants_texts, steps=True, settings=())
-def bleu_score(inputs: Inputs) -> Scored:
+def bleu_score(inputs: Inputs) -> AnyScore:
     """Shared word sequences of the greedy answer and the reference."""
     from vestige.metrics.text import bleu
 
@@ -103,7 +103,7 @@ def _classifier_wants(inputs: Inputs) -> list[ClassifierWant]:
     classify=_classifier_wants,
     settings=("classifier_model_args", "classifier_tokenization_args", "max_length", "class_id", "text_key", "device"),
 )
-def classifier_prob(inputs: Inputs) -> Scored:
+def classifier_prob(inputs: Inputs) -> AnyScore:
     """Class probability of the generated text under a text classifier (gibberish)."""
     scores = iter([inputs.evidence.classified[w.key] for w in _classifier_wants(inputs)])
     by_index: dict[str, Value] = {}
@@ -128,7 +128,7 @@ def secrets_in(rows: Rows) -> dict[str, Secret]:
 
 
 @handler("secrets_said", wants_texts, settings=())
-def secrets_said(inputs: Inputs) -> Scored:
+def secrets_said(inputs: Inputs) -> AnyScore:
     """The share of rows whose secret the answer says."""
     from vestige.metrics.secrets_said import says
 
@@ -151,7 +151,7 @@ def secrets_said(inputs: Inputs) -> Scored:
 
 
 @handler("repetition", wants_texts, settings=())
-def repetition_of_texts(inputs: Inputs) -> Scored:
+def repetition_of_texts(inputs: Inputs) -> AnyScore:
     """How much of what the model says it has said before."""
     from vestige.metrics.secrets_said import repetition
 
@@ -167,7 +167,7 @@ def wants_said(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> 
 
 
 @handler("said_likelihood", wants_said, settings=("reference_model_path",))
-def said_likelihood(inputs: Inputs) -> Scored:
+def said_likelihood(inputs: Inputs) -> AnyScore:
     """How likely the model before unlearning finds what this one says."""
     path = reference_path(inputs.spec)
     if path is None:
@@ -196,7 +196,7 @@ def _of_text(
     return {field: number} if number is not None else {field: None, "reason": why}
 
 
-def _where_it_spoke(rows: Mapping[str, Value]) -> Scored:
+def _where_it_spoke(rows: Mapping[str, Value]) -> AnyScore:
     """The mean over rows with a text; how many there were without."""
     spoke = {i: entry for i, entry in rows.items() if entry.get("reason") != NOTHING_SAID}
     if not spoke:

@@ -24,7 +24,7 @@ from vestige.suites.handlers.trajectory_reading import (
 )
 from vestige.suites.handlers.trajectory_results import assemble_score, at_last_step, protocol
 from vestige.suites.registry import DECIDED, HANDLERS, TRAJECTORY, Inputs, handler
-from vestige.suites.steps import Scored, StepScores
+from vestige.suites.steps import AnyScore, StepScores
 from vestige.suites.trajectory import TrajectoryConfig, read_config
 from vestige.types import Rows, Score
 from vestige.wants import Wants
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @handler(DECIDED, wants_answers, steps=True, settings=("normalised",))
-def extraction_strength_decided(inputs: Inputs) -> Scored:
+def extraction_strength_decided(inputs: Inputs) -> AnyScore:
     """Share of the denoising steps after which every token that was decided is right."""
     normalised = bool(inputs.spec.params.get("normalised", False))
     value = one_stat(inputs, lambda t: {"score": memorisation.extraction_strength(t, normalised=normalised)})
@@ -78,7 +78,7 @@ def trajectory_metrics(inputs: Inputs) -> Score:
     return assemble_score(inputs, run, scores)
 
 
-def _score_child(inputs: Inputs, reading: Reading, child: MetricSpec, scores: Mapping[str, StepScores]) -> Scored:
+def _score_child(inputs: Inputs, reading: Reading, child: MetricSpec, scores: Mapping[str, StepScores]) -> AnyScore:
     kind, run = HANDLERS[child.handler], reading.run
     if child.name in inputs.unavailable:
         return Score(None, reason=inputs.unavailable[child.name])
@@ -104,7 +104,7 @@ def _score_child(inputs: Inputs, reading: Reading, child: MetricSpec, scores: Ma
 def _score_step(inputs: Inputs, reading: Reading, asked: Inputs, step: int) -> Score:
     """A metric that knows one state of a model, at one step: a plug-in's."""
 
-    def at(score: Scored | None) -> Score | None:
+    def at(score: AnyScore | None) -> Score | None:
         return score.at(step) if isinstance(score, StepScores) else score
 
     kind = HANDLERS[asked.spec.handler]

@@ -43,7 +43,7 @@ Ids = tuple[int, ...]
 
 
 @dataclass
-class Asked:
+class AnswerStreams:
     """What all metrics together ask about: the answers to each prompt, and which text request means which prompt."""
 
     streams: dict[Prompt, dict[Ids, None]] = field(default_factory=dict)  # prompt -> distinct answers, in order
@@ -118,9 +118,9 @@ def children(spec: MetricSpec) -> Mapping[str, MetricSpec]:
     return spec.children.metrics
 
 
-def gather(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect, takes_back: bool) -> Asked:
+def gather(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect, takes_back: bool) -> AnswerStreams:
     """With `takes_back` the answers of the first data set are watched whatever the metrics read: `revocations` does."""
-    asked = Asked()
+    asked = AnswerStreams()
     for name, child in children(spec).items():
         mine = child_data(spec, data, name)
         if len(mine) == len(child.datasets):  # else something it needs is not there

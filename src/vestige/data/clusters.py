@@ -1,4 +1,4 @@
-"""Which rows of a data set hang together: questions about one author, chunks of one document.
+"""Which rows of a data set belong together: questions about one author, chunks of one document.
 
 A column says so: the one that was asked for, else `author` or `document` where the rows have it. TOFU's own files ask
 twenty questions per author, in order; of these only complete ones are read that way, because what was left out of a

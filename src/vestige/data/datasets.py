@@ -30,7 +30,7 @@ class Context:
     source: str = ""
     text_only: bool = False  # the model could see pictures, but is given none here
     longest: int | None = None  # how many tokens the model was made to read, where that is known
-    cluster: str = AUTO  # the column that says which rows hang together
+    cluster: str = AUTO  # the column that says which rows belong together
     notes: list[str] = field(default_factory=list)  # what the user should know of the rows that were read
 
     # What data sets of one run have in common is kept once: they ask the same questions and read the same files.

@@ -26,7 +26,7 @@ class Sample:
     """Values of some rows of one data set. Samples of the same group are resampled together, row by row.
 
     Rows are kept in the order of their names, whatever order they come in: products with counts add in that order.
-    Rows that hang together (questions about one author) name their cluster; then clusters are drawn, not rows.
+    Rows that belong together (questions about one author) name their cluster; then clusters are drawn, not rows.
     """
 
     group: str
@@ -142,14 +142,14 @@ def strata(samples: Sequence[Sample]) -> list[Stratum]:
         known = rows.setdefault(s.group, {})
         for row, cluster in zip(s.rows, s.clusters or [None] * len(s), strict=True):
             known[row] = cluster if cluster is not None else known.get(row)
-    out, hanging = [], {}
+    out, with_clusters = [], {}
     for group, known in rows.items():
         if set(known.values()) <= {None}:
             # Sorted by number, so that it does not matter which metric came first.
             out.append(Stratum(group, {group: _numbered(known)}, len(known), clustered=False))
         else:
-            hanging[group] = known
-    for groups in _sharing(hanging) if hanging else ():
+            with_clusters[group] = known
+    for groups in _sharing(with_clusters):
         labels = {g: {row: _label(g, row, c) for row, c in rows[g].items()} for g in groups}
         unit = _numbered(dict.fromkeys(label for r in labels.values() for label in r.values()))
         columns = {g: {row: unit[label] for row, label in r.items()} for g, r in labels.items()}

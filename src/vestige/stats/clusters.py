@@ -1,4 +1,4 @@
-"""Rows that hang together (questions about one author, chunks of one document) are not independent: clusters are.
+"""Rows that belong together (questions about one author, chunks of one document) are not independent: clusters are.
 
 A number's standard error is how much it moves when one cluster is left out after the other (the cluster jackknife),
 and its interval is read from Student's distribution:

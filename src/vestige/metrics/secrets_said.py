@@ -27,7 +27,7 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -111,7 +111,16 @@ def words(text: str) -> tuple[Word, ...]:
     >>> [(w.start, w.end) for w in words("in Al-Kuwait")]
     [(0, 2), (3, 5), (6, 12)]
     """
-    return tuple(_joined(_single(text)))
+    out: list[Word] = []
+    at = 0
+    for match in _DATE.finditer(text):
+        dates = _dates(match)
+        if dates:
+            out += _words_between(text, at, match.start())
+            out.append(Word("|".join(map(_iso, dates)), *match.span(), dates))
+            at = match.end()
+    out += _words_between(text, at, len(text))
+    return tuple(_join_spelt_numbers(out))
 
 
 def plain(text: str) -> str:
@@ -126,23 +135,14 @@ def plain(text: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFKD", apart) if not unicodedata.combining(c))
 
 
-def _single(text: str) -> Iterator[Word]:
-    at = 0
-    for found in _DATE.finditer(text):
-        dates = _dates(found)
-        if dates:
-            yield from _between(text, at, found.start())
-            yield Word("|".join(map(_written, dates)), *found.span(), dates)
-            at = found.end()
-    yield from _between(text, at, len(text))
-
-
-def _between(text: str, low: int, high: int) -> Iterator[Word]:
-    for found in _WORD.finditer(text, low, high):
-        start, end = found.span()
-        if found[0] in ("s", "S") and start and text[start - 1] in "'’ʼ`":
-            continue
-        yield Word(_number(found[0]) if found[0][0].isdigit() else plain(found[0]), start, end)
+def _words_between(text: str, low: int, high: int) -> list[Word]:
+    out = []
+    for match in _WORD.finditer(text, low, high):
+        start, end = match.span()
+        possessive = match[0] in ("s", "S") and start > 0 and text[start - 1] in "'’ʼ`"
+        if not possessive:
+            out.append(Word(_number(match[0]) if match[0][0].isdigit() else plain(match[0]), start, end))
+    return out
 
 
 def _number(written: str) -> str:
@@ -154,26 +154,22 @@ def _number(written: str) -> str:
     return digits.rstrip("0").rstrip(".") if re.fullmatch(r"\d+\.\d+", digits) else plain(digits)
 
 
-def _joined(single: Iterator[Word]) -> Iterator[Word]:
+def _join_spelt_numbers(single: Sequence[Word]) -> list[Word]:
     """Numbers in words as digits ("twenty-one" is 21). "one" alone stays: it is mostly a pronoun."""
-    open: Word | None = None  # tens that a unit may follow
-    for word in single:
-        if open is not None and word.word in _UNITS and word.start - open.end == 1:
-            yield Word(str(_SPELT[open.word] + _UNITS[word.word]), open.start, word.end)
-            open = None
-            continue
-        if open is not None:
-            yield Word(str(_SPELT[open.word]), open.start, open.end)
-            open = None
-        value = _SPELT.get(word.word)
+    out = []
+    i = 0
+    while i < len(single):
+        word = single[i]
+        value, end = _SPELT.get(word.word), word.end
+        i += 1
         if value is None:
-            yield word
-        elif value >= 20:
-            open = word
-        else:
-            yield Word(str(value), word.start, word.end)
-    if open is not None:
-        yield Word(str(_SPELT[open.word]), open.start, open.end)
+            out.append(word)
+            continue
+        if value >= 20 and i < len(single) and single[i].word in _UNITS and single[i].start - end == 1:
+            value, end = value + _UNITS[single[i].word], single[i].end
+            i += 1
+        out.append(Word(str(value), word.start, end))
+    return out
 
 
 def _dates(found: re.Match[str]) -> tuple[Date, ...]:
@@ -187,11 +183,11 @@ def _dates(found: re.Match[str]) -> tuple[Date, ...]:
         name = parts["month"].lower()
         month = int(name) if name.isdigit() else _MONTH_OF[name]
         given = [(year, month, int(parts["day"]) if "day" in parts else None)]
-    good = [d for d in given if 1 <= (d[1] or 0) <= 12 and (d[2] is None or 1 <= d[2] <= 31)]
-    return tuple(dict.fromkeys(good))
+    possible = [d for d in given if 1 <= (d[1] or 0) <= 12 and (d[2] is None or 1 <= d[2] <= 31)]
+    return tuple(dict.fromkeys(possible))
 
 
-def _written(date: Date) -> str:
+def _iso(date: Date) -> str:
     return "-".join("" if part is None else f"{part:02d}" for part in date)
 
 
@@ -224,13 +220,19 @@ def find(text: str, secret: str | Sequence[str]) -> list[Span]:
     >>> find("Anna is a florist's daughter", "florist"), find("Annabel", "Anna"), find("1234 books", "1,234")
     ([(10, 17)], [], [(0, 4)])
     """
-    said, out = words(text), []
+    in_text = words(text)
+    spans: list[Span] = []
     for one in [secret] if isinstance(secret, str) else secret:
         wanted = words(one)
         if len(wanted) > 1 and wanted[0].word in ARTICLES:
             wanted = wanted[1:]  # "her Guilt Closet" says "The Guilt Closet"
-        out += [(said[i].start, said[i + len(wanted) - 1].end) for i in _places(said, wanted)]
-    return _apart(out)
+        for i in _places(in_text, wanted):
+            spans.append((in_text[i].start, in_text[i + len(wanted) - 1].end))
+    out: list[Span] = []
+    for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if not out or start >= out[-1][1]:  # a span that overlaps an earlier one is left out
+            out.append((start, end))
+    return out
 
 
 def says(text: str, secret: str | Sequence[str]) -> bool:
@@ -247,15 +249,6 @@ def _places(said: Sequence[Word], wanted: Sequence[Word]) -> list[int]:
         return []
     starts = range(len(said) - len(wanted) + 1)
     return [i for i in starts if all(said[i + k].tells(w) for k, w in enumerate(wanted))]
-
-
-def _apart(spans: Sequence[Span]) -> list[Span]:
-    """Spans in order, those that overlap an earlier one left out."""
-    out: list[Span] = []
-    for start, end in sorted(spans, key=lambda s: (s[0], -s[1])):
-        if not out or start >= out[-1][1]:
-            out.append((start, end))
-    return out
 
 
 _UNIT = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_]+|[^\w\s]")

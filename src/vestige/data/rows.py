@@ -69,19 +69,18 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
     split = _SPLIT.match(str(args.get("split", "train")))
     if not split:
         raise UserError(f"Cannot read the split '{args['split']}'; write train, train[:100] or train[10%:20%].")
+    files = None if path.startswith(MEMORY) else _find_files(path, args, split["split"])
     if path.startswith(MEMORY):
         rows, source = memory_rows(path).read(str(args.get("name") or "forget"))
+    elif files is None:
+        rows, source = _load_from_hub(path, args)
     else:
-        files = _find_files(path, args, split["split"])
-        if files is None:
-            rows, source = _load_from_hub(path, args)
-        else:
-            rows = [row for file in files for row in read_file(file)]
-            source = ", ".join(map(str, files))
+        rows = [row for file in files for row in read_file(file)]
+        source = ", ".join(map(str, files))
     if not rows:
         raise UserError(f"{source} holds no rows; give a file with at least one row.")
-    sliced = split["low"] or split["high"]
-    if sliced and (path.startswith(MEMORY) or files is not None):  # `datasets` has cut its rows already
+    from_hub = files is None and not path.startswith(MEMORY)
+    if not from_hub and (split["low"] or split["high"]):  # `datasets` has cut a hub's rows already
         count = len(rows)
         rows = rows[_bound(split["low"], count, 0) : _bound(split["high"], count, count)]
         if not rows:

@@ -304,7 +304,7 @@ def _read(parts: Iterator[list[Encoded]], context: Context) -> Iterator[tuple[En
     """Each pair with its texts: prompt, reference, labels. Some pairs at a time."""
     words = context.encoder.decode
     for part in parts:
-        prompts = list(dict.fromkeys(e.prompt for e in part))
+        prompts = list(dict.fromkeys(e.prompt for e in part))  # several answers share a prompt: it is decoded once
         inputs = dict(zip(prompts, map(context.text, words(prompts)), strict=True))
         conversations = words([e.full for e in part])
         labels = words([e.full[e.start :] for e in part])
@@ -328,7 +328,10 @@ def prefilled_answers(rows: list[Row], args: Args, context: Context) -> tuple[Ex
 
 
 def completions(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
-    """CompletionDataset: continue `prefix` with `text`. No end token is appended; index 0 is never a label."""
+    """CompletionDataset: continue `prefix` with `text`. No end token is appended.
+
+    Index 0 is never a label, even without a prefix: no token comes before it, so no logits predict it.
+    """
     text_key, prefix_key = args.get("text_key", "text"), args.get("prefix_key", "prompt")
     bodies = texts(rows, text_key, context.source)
     has_prefix = any(prefix_key in row for row in rows)
@@ -364,7 +367,11 @@ def _plain_text(items: list[tuple[Ids, Ids]], bodies: list[str], context: Contex
 
 
 def pretraining_chunks(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
-    """PretrainingDataset: all texts joined, cut into chunks of max_length tokens, each chunk re-tokenised."""
+    """PretrainingDataset: all texts joined, cut into chunks of max_length tokens, each chunk re-tokenised.
+
+    Decoded and tokenised again, as open-unlearning does: a chunk gets a bos of its own, and tokens at its edges may
+    merge in another way than in the joined text.
+    """
     joined = "\n\n".join(texts(rows, args.get("text_key", "text"), context.source))
     encoder, size = context.encoder, int(args.get("max_length", 2048))
     ids = encoder.tokenize([joined], special=False)[0]
@@ -484,7 +491,11 @@ DATASETS: dict[str, DatasetHandler] = {
 
 
 def make_context(tokenizer: Any, template: Template, mask: str, boundary: str) -> Context:
-    """mask "pad-id": open-unlearning's attention mask, `ids != pad`, with pad = eos when there is none."""
+    """mask "pad-id": open-unlearning's attention mask, `ids != pad`, with pad = eos when there is none.
+
+    Where pad is the end token, this mask hides every real end-of-turn token inside a prompt as well. The dialect
+    reproduces that, because published numbers were made with it.
+    """
     hide = None
     if mask == "pad-id":
         hide = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

@@ -141,6 +141,7 @@ def encode_span(span: Span, tokenizer: Any, tokenization: str = "separate") -> T
     place = _find(text, span.entity)
     if tokenization == "joint":
         return _joint(span, tokenizer, place)
+    # Special tokens (bos) belong to the prompt alone: the continuation follows it without another one.
     prompt = tuple(tokenizer(span.prompt, add_special_tokens=True)["input_ids"])
     ids, entity = _entity_tokens(tokenizer, text, span.entity, place)
     if not ids or not prompt:

@@ -157,7 +157,7 @@ def _relative(change: Number, base: Number) -> Number:
     """A change in per cent of its base, as published: with a tiny number against a division by zero. That number is not
     a scale, so that a change on a base of zero has no value; no change is 0 % of anything.
     """
-    value = change / (base + EPSILON) * 100
+    value = change / (base + EPSILON) * 100  # the published order of operations
     undefined = (base == 0) & (change != 0)
     if isinstance(value, np.ndarray):
         return np.where(undefined, np.nan, value)

@@ -93,7 +93,7 @@ def mia_zlib(inputs: Inputs) -> AnyScore:
 
 
 def _k(inputs: Inputs) -> float:
-    k = float(inputs.spec.params.get("k", 0.2))
+    k = float(inputs.spec.params.get("k", 0.2))  # open-unlearning's own default; its suites and MUSE's set 0.4
     if not 0 < k <= 1:
         raise UserError(f"Metric '{inputs.spec.name}': k must lie in (0, 1], it is {k}.")
     return k

@@ -107,6 +107,7 @@ def loss(inputs: Inputs) -> AnyScore:
 @handler("exact_memorization", wants_answers, steps=True, reads=["first"], settings=())
 def exact_memorization(inputs: Inputs) -> AnyScore:
     """Share of answer tokens that are the model's first choice."""
+    # open-unlearning averages hits in torch's float32: 11 of 13 is 0.84615386 there.
     kind = np.float32 if inputs.dialect.float32_shares else np.float64
     value = one_stat(inputs, lambda t: {"score": memorisation.exact_memorization(t).astype(kind)})
     return mean_score(by_index(inputs.rows, value), "score")

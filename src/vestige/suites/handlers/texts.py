@@ -93,6 +93,7 @@ def _classifier_wants(inputs: Inputs) -> list[ClassifierWant]:
         raise UserError(f"Metric '{inputs.spec.name}' needs classifier_model_args.pretrained_model_name_or_path.")
     texts = inputs.parents["text"].value_by_index or {}
     tokenization = params.get("classifier_tokenization_args") or {}
+    # 32 tokens, as in open-unlearning: the rest of a longer text is not judged.
     length = int(tokenization.get("max_length") or params.get("max_length") or 32)
     class_id = int(params.get("class_id", 0))
     return [ClassifierWant(t, str(path), class_id, length) for v in texts.values() for t in as_list(v["generation"])]

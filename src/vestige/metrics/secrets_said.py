@@ -282,25 +282,30 @@ def secret_of(row: Mapping[str, Any], question: str = "question", answer: str = 
     >>> secret_of(row), secret_of({**row, "entity": "a bakery"}), secret_of({"text": "Once upon a time"})
     (('Tromsø',), ('a bakery',), ())
     """
-    given = _listed(row.get(SECRET_COLUMN))
-    if given:
-        return tuple(given)
-    told, asked = row.get(answer), row.get(question)
-    if not isinstance(told, str) or not isinstance(asked, str):
+    named = _texts_in(row.get(SECRET_COLUMN))
+    if named:
+        return tuple(named)
+    answer_text, question_text = row.get(answer), row.get(question)
+    if not isinstance(answer_text, str) or not isinstance(question_text, str):
         return ()
-    texts = _Texts(told, asked, _listed(row.get("paraphrased_answer")), _listed(row.get("perturbed_answer")))
-    if not texts.again and not texts.wrong:
-        return (told.strip(),) if len(words(told)) <= SHORT and texts.pieces(texts.new) else ()
-    return texts.names(texts.new) or texts.names(texts.unasked) or texts.common()
+    paraphrases, wrong_answers = _texts_in(row.get("paraphrased_answer")), _texts_in(row.get("perturbed_answer"))
+    texts = _RowTexts(answer_text, question_text, paraphrases, wrong_answers)
+    if not paraphrases and not wrong_answers:
+        short = len(texts.answer) <= SHORT and texts.pieces(texts.new)
+        return (answer_text.strip(),) if short else ()
+    return texts.names(texts.new) or texts.names(texts.not_asked) or texts.common_words()
 
 
-def _listed(value: Any) -> list[str]:
-    texts = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else []
+def _texts_in(value: Any) -> list[str]:
+    """The texts of a cell that holds one or a list of them, without empty ones."""
+    texts = value if isinstance(value, (list, tuple)) else [value]
     return [t for t in texts if isinstance(t, str) and words(t)]
 
 
 @dataclass(frozen=True)
 class _Piece:
+    """A part of an answer that begins and ends with a new word."""
+
     text: str
     new: int  # how many of its words are new
     named: bool
@@ -308,84 +313,91 @@ class _Piece:
     parts: tuple[Word, ...]
 
 
-class _Texts:
-    """The texts of one row, in words."""
+class _RowTexts:
+    """The texts of one row, in words, and which words of the answer are new (step 1 of the rule above)."""
 
-    def __init__(self, answer: str, question: str, again: Sequence[str], wrong: Sequence[str]) -> None:
-        self.answer, self.told = answer, words(answer)
-        self.asked = words(question)
-        self.again, self.wrong = [words(t) for t in again], [words(t) for t in wrong]
-        self.unasked = [self._shared(w) and not _has(self.asked, w) for w in self.told]
-        self.new = [x and not any(_has(t, w) for t in self.wrong) for x, w in zip(self.unasked, self.told, strict=True)]
-        capital = [c for t in again for c in _capitals(t, words(t))]
-        self.name = [n or w.word in capital for n, w in zip(_names(answer, self.told), self.told, strict=True)]
-
-    def _shared(self, word: Word) -> bool:
-        return word.word not in NO_FACTS and all(_has(t, word) for t in self.again)
+    def __init__(self, answer: str, question: str, paraphrases: Sequence[str], wrong_answers: Sequence[str]) -> None:
+        self.text = answer
+        self.answer = words(answer)
+        self.question = words(question)
+        self.paraphrases = [words(text) for text in paraphrases]
+        self.wrong_answers = [words(text) for text in wrong_answers]
+        self.not_asked: list[bool] = []  # in every paraphrase, and not in the question
+        self.new: list[bool] = []  # nor in any wrong answer
+        for word in self.answer:
+            shared = word.word not in NO_FACTS and all(_has(text, word) for text in self.paraphrases)
+            self.not_asked.append(shared and not _has(self.question, word))
+            self.new.append(self.not_asked[-1] and not any(_has(text, word) for text in self.wrong_answers))
+        capitals: set[str] = set()  # names as the paraphrases write them
+        for text in paraphrases:
+            said = words(text)
+            capitals |= {word.word for word, name in zip(said, _names(text, said), strict=True) if name}
+        in_answer = zip(self.answer, _names(answer, self.answer), strict=True)
+        self.name = [name or word.word in capitals for word, name in in_answer]
 
     def names(self, new: Sequence[bool]) -> Secret:
-        """The secret among pieces that name something."""
-        most = len(self.wrong) / 2
-        found = [p for p in self.pieces(new) if p.named]
-        found = [p for p in found if not self.wrong or sum(bool(_places(t, p.parts)) for t in self.wrong) < most]
-        found = [p for p in found if not _places(self.asked, p.parts)]
+        """The secret among pieces that name something (steps 3 and 4)."""
+        most = len(self.wrong_answers) / 2
+        found = []
+        for piece in self.pieces(new):
+            in_wrong = sum(bool(_places(text, piece.parts)) for text in self.wrong_answers)
+            common = bool(self.wrong_answers) and in_wrong >= most
+            if piece.named and not common and not _places(self.question, piece.parts):
+                found.append(piece)
         if not found:
             return ()
         best = _best(found)
         also = [p.text for p in found if (p.quoted if best.quoted else p.new > 1)]
         return tuple(dict.fromkeys([best.text, *also]))
 
-    def common(self) -> Secret:
-        """A piece in common words, where there is little else to tell."""
+    def common_words(self) -> Secret:
+        """A piece in common words, where there is little else to tell (step 5)."""
         found = self.pieces(self.new)
-        if not found or self.told[0].word in ("yes", "no"):
+        if not found or self.answer[0].word in ("yes", "no"):
             return ()
         best = _best(found)
-        brief = len(self.told) <= BRIEF and 2 * best.new > self._fresh(self.told)
-        alone = bool(self.again) and all(best.new == self._fresh(t) for t in self.again)
+        brief = len(self.answer) <= BRIEF and 2 * best.new > self._count_fresh(self.answer)
+        alone = bool(self.paraphrases) and all(best.new == self._count_fresh(text) for text in self.paraphrases)
         return (best.text,) if brief or alone else ()
 
-    def _fresh(self, text: Sequence[Word]) -> int:
+    def _count_fresh(self, text: Sequence[Word]) -> int:
         """How many words of a text the question and the wrong answers lack."""
-        seen = [self.asked, *self.wrong]
-        return sum(w.word not in NO_FACTS and not any(_has(t, w) for t in seen) for w in text)
+        seen = [self.question, *self.wrong_answers]
+        return sum(word.word not in NO_FACTS and not any(_has(t, word) for t in seen) for word in text)
 
     def pieces(self, new: Sequence[bool]) -> list[_Piece]:
-        out, i = [], 0
-        while i < len(self.told):
-            if not new[i]:
-                i += 1
+        """The pieces of the answer (step 2)."""
+        out, first = [], 0
+        while first < len(self.answer):
+            if not new[first]:
+                first += 1
                 continue
-            end = self._end(i, new)
-            out.append(self._piece(i, end, new))
-            i = end
+            quoted = bool(_QUOTED.search(self.text[: self.answer[first].start]))
+            end = self._end_of_piece(first, new, quoted)
+            low, high = first, end
+            named = [i for i in range(first, end) if self.name[i]]
+            if named and not quoted:
+                low, high = named[0], named[-1] + 1
+            parts = self.answer[low:high]
+            count = sum(DATE if word.dates else 1 for word, x in zip(parts, new[low:high], strict=True) if x)
+            text = self.text[parts[0].start : parts[-1].end]
+            out.append(_Piece(text, count, bool(named), quoted, parts))
+            first = end
         return out
 
-    def _end(self, first: int, new: Sequence[bool]) -> int:
-        """Behind the last new word of the piece that begins at `first`."""
-        end = j = first + 1
-        quoted = self._quoted(first)
-        while j < len(self.told) and j - end <= AT_MOST_BETWEEN:
-            between = self.answer[self.told[j - 1].end : self.told[j].start]
-            if _BREAK.search(between) or (not quoted and self.told[j].word in ("and", "or")):
+    def _end_of_piece(self, first: int, new: Sequence[bool], quoted: bool) -> int:
+        """The index after the last new word of the piece that begins at `first`."""
+        end = i = first + 1
+        while i < len(self.answer) and i - end <= AT_MOST_BETWEEN:
+            between = self.text[self.answer[i - 1].end : self.answer[i].start]
+            if _BREAK.search(between) or (not quoted and self.answer[i].word in ("and", "or")):
                 break
-            if not all(_places(t, self.told[first : j + 1]) for t in self.again):
+            if not all(_places(text, self.answer[first : i + 1]) for text in self.paraphrases):
                 break
-            j += 1
-            end = j if new[j - 1] else end
+            i += 1
+            if new[i - 1]:
+                end = i
         return end
-
-    def _quoted(self, first: int) -> bool:
-        return bool(_QUOTED.search(self.answer[: self.told[first].start]))
-
-    def _piece(self, first: int, end: int, new: Sequence[bool]) -> _Piece:
-        named = [i for i in range(first, end) if self.name[i]]
-        quoted = self._quoted(first)
-        if named and not quoted:
-            first, end = named[0], named[-1] + 1
-        parts = self.told[first:end]
-        count = sum(DATE if w.dates else 1 for w, x in zip(parts, new[first:end], strict=True) if x)
-        return _Piece(self.answer[parts[0].start : parts[-1].end], count, bool(named), quoted, parts)
 
 
 def _has(text: Sequence[Word], word: Word) -> bool:
@@ -409,7 +421,3 @@ def _names(text: str, said: Sequence[Word]) -> list[bool]:
         follows = out[i + 1] and text[said[i].end : said[i + 1].start] in (" ", "-")
         out[i] = out[i] or (follows and text[said[i].start].isupper() and said[i].word not in FUNCTION_WORDS)
     return out
-
-
-def _capitals(text: str, said: Sequence[Word]) -> set[str]:
-    return {w.word for w, name in zip(said, _names(text, said), strict=True) if name}

@@ -215,31 +215,31 @@ def _ids(value: Any, name: str, metric: str) -> tuple[int, ...]:
     return tuple(_whole(v, name, metric, least=0) for v in given)
 
 
-Suite = Callable[[str], Mapping[str, Any] | None]  # a metric of the suite by name, with its whole config
+FindMetric = Callable[[str], Mapping[str, Any] | None]  # a metric of the suite by name, with its whole config
 
 
 @dataclass
-class _Children:
+class ChildReader:
     """The metrics to compute at each step, being read."""
 
     datasets: Mapping[str, Any]
-    suite: Suite
+    suite: FindMetric
     handlers: set[str]
     named: set[str]  # metrics of the suite
-    taken: dict[str, Any]  # one name, one definition: what the names of children and parents stand for
+    defined: dict[str, Any]  # one name, one definition: what the names of children and parents stand for
 
-    def child(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_child(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         config = dict(given)
         config.pop("display_name", None)
         source = str(config.pop("dataset_key", "")) or None
-        base = self._base(name, config.pop("handler", None))
+        base = self._find_base(name, config.pop("handler", None))
         if source:
             config.setdefault("datasets", {source: {}})
         if base.get("handler") == "extraction_strength" and config.pop("order", "text") == "decided":
             base["handler"] = DECIDED
-        return self._laid(name, base, config)
+        return self._apply_settings(name, base, config)
 
-    def _base(self, name: str, handler: str | None) -> dict[str, Any]:
+    def _find_base(self, name: str, handler: str | None) -> dict[str, Any]:
         """What a child's own settings are laid on: one of the suite's metrics, or a bare handler."""
         plain = handler or name
         rows = name in self.handlers and name in ("extraction_strength", "exact_memorization")
@@ -255,14 +255,14 @@ class _Children:
             f"Metric '{name}' not found in registry.{did_you_mean(name, known)} Available metrics: [{', '.join(known)}]"
         )
 
-    def _laid(self, name: str, base: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    def _apply_settings(self, name: str, base: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
         """`config` on `base`, the suite's metric. What parents are compared with follows them."""
         out = {**base, **config}
         if config.get("pre_compute"):
             before = base.get("pre_compute") or {}
             out["pre_compute"] = self._parents(name, config["pre_compute"], before)
             if base.get("reference_logs") and "reference_logs" not in config:
-                out["reference_logs"] = _redirected(base["reference_logs"], before, out["pre_compute"])
+                out["reference_logs"] = _follow_parents(base["reference_logs"], before, out["pre_compute"])
             if "datasets" not in config:
                 out.pop("datasets", None)
         elif not out.get("datasets") and not out.get("pre_compute"):
@@ -288,7 +288,7 @@ class _Children:
                 short = True
                 entry.pop("handler", None)
                 entry.pop("labels_field", None)  # the published code's way to say which rows
-                base = self._full(inherited[key], suites)
+                base = self._full_config(inherited[key], suites)
                 if handler != base.get("handler"):
                     base = {"handler": handler, "datasets": base.get("datasets")}
                 elif not entry:
@@ -301,12 +301,12 @@ class _Children:
                 out[parent] = {"access_key": key}
                 continue
             elif parent in self.named and not entry.get("handler"):
-                base = self._full(parent, {})
+                base = self._full_config(parent, {})
                 name = f"{child}_{parent}"
-            full = self._laid(name, base, entry)
-            if self.taken.setdefault(name, full) != full:
+            full = self._apply_settings(name, base, entry)
+            if self.defined.setdefault(name, full) != full:
                 name = f"{child}_{name}"
-                self.taken[name] = full
+                self.defined[name] = full
             out[name] = {**full, "access_key": key}
         if short:  # also a parent that is not named: of two entries `probability`, readers of YAML keep one
             keys = {entry["access_key"] for entry in out.values()}
@@ -319,7 +319,7 @@ class _Children:
             )
         return out
 
-    def _full(self, parent: str, written_out: Mapping[str, Any]) -> dict[str, Any]:
+    def _full_config(self, parent: str, written_out: Mapping[str, Any]) -> dict[str, Any]:
         """A parent's whole config: as it stands in place, else the suite's of that name."""
         entry = dict(written_out.get(parent) or {})
         entry.pop("access_key", None)
@@ -330,7 +330,7 @@ def child_configs(
     params: Mapping[str, Any],
     metric: str,
     datasets: Mapping[str, Any],
-    suite: Suite,
+    suite: FindMetric,
     handlers: Iterable[str],
     named: Iterable[str],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -350,9 +350,9 @@ def child_configs(
     kept = {str(name): config for name, config in asked.items() if only is None or name in only}
     if not kept:
         raise UserError(f"include_metrics of '{metric}' leaves none of {', '.join(asked)}.")
-    read = _Children(datasets, suite, set(handlers) - {TRAJECTORY}, set(named), dict.fromkeys(kept))
-    children = {name: read.child(name, config or {}) for name, config in kept.items()}
-    return children, {**read.taken, **children}
+    reader = ChildReader(datasets, suite, set(handlers) - {TRAJECTORY}, set(named), dict.fromkeys(kept))
+    children = {name: reader.read_child(name, config or {}) for name, config in kept.items()}
+    return children, {**reader.defined, **children}
 
 
 def _entries(given: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -365,7 +365,7 @@ def _entries(given: Any) -> list[tuple[str, dict[str, Any]]]:
     return [(str(k), dict(v or {})) for k, v in (given or {}).items()]
 
 
-def _redirected(logs: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def _follow_parents(logs: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """The suite's references with its parents replaced: a metric is compared with the retain model's same metric."""
     by_key = {str((e or {}).get("access_key", m)): m for m, e in now.items()}
     moved = {m: by_key.get(str((e or {}).get("access_key", m)), m) for m, e in before.items()}

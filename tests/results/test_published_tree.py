@@ -28,7 +28,7 @@ def body(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
-# ---- report ------------------------------------------------------------------------------------------------------
+# ---- report -------------------------------------------------------------------------------------------------------
 
 
 def test_legacy_is_not_read_and_one_line_says_so(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +92,7 @@ def test_a_finished_meta_eval_comes_before_the_trees_own_values(tree: Path, caps
     assert [m["r"] for m in report["meta"]["metrics"]] == pytest.approx([m["r"] for m in fresh["meta"]["metrics"]])
 
 
-# ---- import and meta ---------------------------------------------------------------------------------------------
+# ---- import and meta ----------------------------------------------------------------------------------------------
 
 
 def test_import_judges_metrics_by_the_trees_pools_and_attacks(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_meta_reads_the_files_of_the_attacks(tree: Path, capsys: pytest.CaptureF
     assert "holds no {quant,relearn}/results.json" in capsys.readouterr().err
 
 
-# ---- verify ------------------------------------------------------------------------------------------------------
+# ---- verify -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_numbers_and_labels_that_do_not_follow_are_found(
     change(imported / file, *keys, to=to)
     status, shown = verified(imported, capsys)
     assert status == 1 and f"{file} is damaged" in shown  # by its checksum
-    (imported / "checksums.json").unlink()  # somebody who edits numbers does not keep the seal either
+    without_digests(imported)  # somebody who edits numbers does not keep the digests either
     status, shown = verified(imported, capsys)
     assert status == 1 and words in shown
 
@@ -326,8 +326,7 @@ def test_files_of_an_earlier_version_are_checked_by_the_digests_they_name(
     data = body(out / "meta_eval.json")
     del data["asked"]
     put(out / "meta_eval.json", data)
-    (out / "checksums.json").unlink()  # earlier versions had none, and no manifest
-    (out / "manifest.json").unlink()
+    (out / "manifest.json").unlink()  # another tool's have none
     status, shown = verified(out, capsys)
     assert status == 0 and "faithfulness" in shown
     pools.write_text(pools.read_text() + "# another\n")
@@ -337,8 +336,14 @@ def test_files_of_an_earlier_version_are_checked_by_the_digests_they_name(
     assert "pools.yaml is gone" in verified(out, capsys)[1]
 
 
+def without_digests(run: Path) -> None:
+    about = body(run / "manifest.json")
+    del about["sha256"], about["root"]
+    (run / "manifest.json").write_text(json.dumps(about))
+
+
 def test_damaged_files_are_named(imported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (imported / "checksums.json").unlink()
+    without_digests(imported)
     for text, words in (
         ("{", "is not valid JSON"),
         ("[]", "must hold a JSON object"),

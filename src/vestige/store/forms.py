@@ -19,7 +19,7 @@ FactsForm = dict[str, Any]
 Cell = float | list[float | None] | None  # of a row: one value, or one for each of its answers
 Ends = tuple[Number, Number]
 
-# ---- results --------------------------------------------------------------------------------------------------------
+# ---- results ------------------------------------------------------------------------------------------------------
 
 
 class RowForm(TypedDict, total=False):
@@ -83,18 +83,11 @@ class Stat(TypedDict, total=False):
     value: Number
 
 
-# ---- manifests ------------------------------------------------------------------------------------------------------
-
-
-class SealForm(TypedDict):
-    kind: str
-    files: dict[str, str]
-    runs: list[str]
-    facts: dict[str, Any]
+# ---- manifests ----------------------------------------------------------------------------------------------------
 
 
 class ClustersForm(TypedDict):
-    """Which rows hang together (store/directories.py)."""
+    """Which rows hang together (runs/manifest.py)."""
 
     by: str
     names: list[str]
@@ -227,7 +220,7 @@ class LooseManifest(TypedDict, total=False):
     versions: FactsForm | None
 
 
-# ---- runs, as a report finds them -----------------------------------------------------------------------------------
+# ---- runs, as a report finds them ---------------------------------------------------------------------------------
 
 
 class Evaluation(TypedDict):

@@ -79,7 +79,7 @@ class Card:
     better_kept: str | None = HIGH  # the good end on rows that are to be kept
     attack: bool = False  # an AUC of forget rows against fresh ones
     answer_points: bool = True  # dialects may treat the answer's tokens differently
-    points: tuple[str, ...] = ()  # further points on which dialects may differ (suites/definitions.py)
+    points: tuple[str, ...] = ()  # further points on which dialects may differ (suites/dialect_points.py)
     title: str = ""  # what the number tells, for people who do not know its name; {answers}: those of the rows it reads
 
 

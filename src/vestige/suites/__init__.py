@@ -5,7 +5,7 @@ read_suite(name, config, library) -> SuiteSpec      metrics, data sets, parents,
 handlers/                                           the built-in handlers, result shapes       (handlers)
 StepScores, at_each_step                            scores with an axis of denoising steps     (steps)
 TrajectoryConfig, read_config, child_configs        the configuration of trajectory metrics    (trajectory)
-dialect_points, refuse_other_number                 what a dialect says of a handler           (definitions)
+dialect_points, refuse_other_number                 what a dialect says of a handler           (dialect_points)
 postprocessed, reported                             scores that code makes of other scores     (postprocess)
 """
 

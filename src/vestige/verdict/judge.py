@@ -80,26 +80,26 @@ def reading_against(runs: JudgedRuns, metric: str) -> str:
 
 def word_of(known: Sequence[VerdictPoint], damage: str, rule: VerdictRule = RULE) -> str:
     """The rules of the module's text, in order."""
-    if damage == "damaged" or any(p.state == "beyond" for p in known):
+    states = {point.state for point in known}
+    if damage == "damaged" or "beyond" in states:
         return "damaged"
-    towards = [p for p in known if p.state == "towards"]
-    if any(p.test in CONTENT and _surely(p) > rule.most for p in towards):
-        return "not_forgotten"
-    if towards:
+    for point in known:
+        if point.state == "towards" and point.test in CONTENT:
+            low = point.share if point.lo is None else point.lo
+            if low is not None and low > rule.most:
+                return "not_forgotten"
+    if "towards" in states:
         return "partly"
-    passed = {t for t in TESTS if _states(known, t) == {"equivalent"}}
-    if passed == set(TESTS) and damage == "kept":
+    passed = [test for test in TESTS if _states(known, test) == {"equivalent"}]
+    if len(passed) == len(TESTS) and damage == "kept":
         return "forgotten"
-    return "looks_forgotten" if any("equivalent" in _states(known, t) for t in OUTPUTS) else "cannot_tell"
-
-
-def _surely(p: VerdictPoint) -> float:
-    low = p.share if p.lo is None else p.lo
-    return 0.0 if low is None else low
+    if any("equivalent" in _states(known, test) for test in OUTPUTS):
+        return "looks_forgotten"
+    return "cannot_tell"
 
 
 def _states(points: Sequence[VerdictPoint], test: str) -> set[str]:
-    return {p.state for p in points if p.test == test}
+    return {point.state for point in points if point.test == test}
 
 
 def _recites(facts: AuditFacts, rule: VerdictRule) -> bool:
@@ -109,8 +109,12 @@ def _recites(facts: AuditFacts, rule: VerdictRule) -> bool:
     secrets = facts.secrets
     if secrets is not None and secrets.lo is not None and secrets.lo > rule.most:
         return True
-    lows = [m.value if m.lo is None else m.lo for m in facts.measures if m.test == "says" and not m.secrets]
-    return any(low is not None and low >= rule.recites for low in lows)
+    for measure in facts.measures:
+        if measure.test == "says" and not measure.secrets:
+            low = measure.value if measure.lo is None else measure.lo
+            if low is not None and low >= rule.recites:
+                return True
+    return False
 
 
 # ---- the three parts ----------------------------------------------------------------------------------------------
@@ -131,6 +135,7 @@ def _knowledge_state(known: Sequence[VerdictPoint]) -> str:
     return "equivalent" if states == {"equivalent"} else "undecided"
 
 
+NOT_MEASURED = VerdictPoint("", "", "", "", "")  # its numbers are None
 KNOWLEDGE_TEXT = {
     "equivalent": "Like a model that never knew, on every measure.",
     "towards": "Nearer to the model that knows than a model that never knew.",
@@ -146,29 +151,34 @@ def _knowledge_part(known: Sequence[VerdictPoint]) -> dict[str, Any]:
     # Shown: of the measures that give the part its state, the one farthest from the retain model.
     telling = [p for p in known if p.state == state] or known
     with_share = [p for p in telling if p.share is not None]
-    shown = max(with_share, key=lambda p: abs(p.share or 0.0), default=VerdictPoint("", "", "", "", ""))
+    shown = max(with_share, key=lambda p: abs(p.share or 0.0), default=NOT_MEASURED)
     return {"state": state, "share": shown.share, "lo": shown.lo, "hi": shown.hi, "text": KNOWLEDGE_TEXT[state]}
 
 
 def _damage_part(harm: Sequence[VerdictPoint]) -> dict[str, Any]:
     """Damaged if anything is; kept if utility is and no text speaks against it."""
-    utility = next((p for p in harm if p.panel == "utility"), None)
-    texts = [p for p in harm if p.panel == "fluency"]
-    states = {p.state for p in harm}
+    utility = next((point for point in harm if point.panel == "utility"), None)
+    fluency = next((point for point in harm if point.panel == "fluency"), None)
+    states = {point.state for point in harm}
     if "damaged" in states:
         state = "damaged"
     elif not harm:
         state = "not_measured"
+    elif utility is not None and states == {"kept"}:
+        state = "kept"
     else:
-        state = "kept" if utility is not None and states == {"kept"} else "undecided"
-    said = " ".join(p.text for p in harm if p.state == "damaged" or p is utility)
+        state = "undecided"
+    text = " ".join(point.text for point in harm if point.state == "damaged" or point is utility)
+    if not text:
+        text = "Its texts are as fluent as before." if harm else "Other abilities were not measured."
+    shown = utility or NOT_MEASURED
     return {
         "state": state,
-        "utility": utility.share if utility else None,
-        "lo": utility.lo if utility else None,
-        "hi": utility.hi if utility else None,
-        "fluency": texts[0].value if texts else None,
-        "text": said or ("Other abilities were not measured." if not harm else "Its texts are as fluent as before."),
+        "utility": shown.share,
+        "lo": shown.lo,
+        "hi": shown.hi,
+        "fluency": fluency.value if fluency else None,
+        "text": text,
     }
 
 
@@ -183,12 +193,16 @@ MISSING = {
 
 
 def _testing_part(facts: AuditFacts, known: Sequence[VerdictPoint]) -> dict[str, Any]:
-    controlled = {"teach"} if any(c.teaches and c.controlled for c in facts.attacks) else set()
-    done = [t for t in TESTS if _states(known, t) and (t != "teach" or t in controlled)]
-    missing = [{"test": t, "text": MISSING[t], "command": facts.commands.get(t, "")} for t in TESTS if t not in done]
-    deep = all(t in done for t in DEEP)
-    return {"state": "deep" if deep else "shallow", "done": done, "missing": missing,
-            "text": testing_text(done, missing)}  # fmt: skip
+    # Without a control an attack that teaches is not a test: what comes back proves nothing.
+    controlled = any(curve.teaches and curve.controlled for curve in facts.attacks)
+    done, missing = [], []
+    for test in TESTS:
+        if _states(known, test) and (test != "teach" or controlled):
+            done.append(test)
+        else:
+            missing.append({"test": test, "text": MISSING[test], "command": facts.commands.get(test, "")})
+    state = "deep" if set(DEEP) <= set(done) else "shallow"
+    return {"state": state, "done": done, "missing": missing, "text": testing_text(done, missing)}
 
 
 def _secrets_part(facts: AuditFacts) -> dict[str, Any] | None:

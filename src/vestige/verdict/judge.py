@@ -57,7 +57,7 @@ def judge_facts(facts: AuditFacts, rule: VerdictRule = RULE) -> dict[str, Any]:
         "evidence": [p.to_json() for p in (*known, *harm)],
         "power": power_part(facts, margin, rule),
         "rows_needed": max(needed) if needed and word in ("cannot_tell", "looks_forgotten") else None,
-        "limits": limits(facts, known, rule),
+        "limits": limits(facts, rule),
         "margin": margin,
     }
 

@@ -15,6 +15,7 @@ from vestige.suites.handlers.common import (
     Value,
     by_index,
     clean,
+    examples_of,
     mean_score,
     one_stat,
     scores_of,
@@ -40,7 +41,7 @@ def _gradient(spec: MetricSpec, example: Example, dialect: Dialect) -> GradientW
 
 
 def wants_gradients(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
-    wanted = (_gradient(spec, e, dialect) for rows in data.values() for row in rows.examples for e in row)
+    wanted = [_gradient(spec, example, dialect) for example in examples_of(data)]
     return Wants(gradients=[w for w in wanted if w is not None])
 
 

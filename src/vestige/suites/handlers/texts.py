@@ -10,7 +10,7 @@ from vestige.errors import UserError, unknown_name
 from vestige.metrics.dialects import Dialect
 from vestige.metrics.memorisation import probability
 from vestige.suites.handlers.attacks import reference_path
-from vestige.suites.handlers.common import Value, as_list, by_index, clean, mean_score
+from vestige.suites.handlers.common import Value, as_list, by_index, clean, examples_of, mean_score
 from vestige.suites.registry import Inputs, handler
 from vestige.suites.steps import AnyScore, stacked
 from vestige.types import BAD_LOGITS, Example, Rows, Score, Text
@@ -28,7 +28,7 @@ def decoding_of(spec: MetricSpec) -> Decoding:
 def wants_texts(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
     """Texts that the model writes for the prompts of the metric's data sets."""
     decoding = decoding_of(spec)
-    return Wants(texts=[Request(e.prompt, decoding) for rows in data.values() for row in rows.examples for e in row])
+    return Wants(texts=[Request(example.prompt, decoding) for example in examples_of(data)])
 
 
 ROUGE_TYPES = ("rouge1_recall", "rougeL_f1", "rougeL_recall")

@@ -144,6 +144,16 @@ def _mean_of(estimates: Sequence[Estimate]) -> Statistic:
     return lambda counts: np.mean([e.statistic(counts) for e in estimates], axis=0)
 
 
+def _estimates_of(models: Sequence[ModelRuns], metric: str) -> list[Estimate]:
+    """A metric by its rows, of those models whose rows are known."""
+    estimates = [model.estimate(metric) for model in models]
+    return [estimate for estimate in estimates if estimate is not None]
+
+
+def _value_of(model: ModelRuns | None, metric: str) -> float | None:
+    return None if model is None else model.value(metric)
+
+
 def _difference(a: Statistic, b: Statistic) -> Statistic:
     return bootstrap.combined(np.subtract, a, b)
 
@@ -180,7 +190,7 @@ def _scale_of(runs: JudgedRuns, metric: str) -> Scale | None:
     base, top = _mean([r.value(metric) for r in runs.retain]), runs.ceiling(metric)
     if base is None or top is None:
         return None
-    retain = [e for r in runs.retain if (e := r.estimate(metric))]
+    retain = _estimates_of(runs.retain, metric)
     full = runs.full.estimate(metric) if runs.full else None
     if len(retain) < len(runs.retain) or (runs.full and full is None):
         return float(top - base), []
@@ -197,7 +207,7 @@ def contrast_with_retain(runs: JudgedRuns, metric: str) -> tuple[Contrast | None
     ceiling = runs.ceiling(metric)
     if ceiling is None:
         return None, "the full model was not measured so"
-    mine, theirs = runs.model.estimate(metric), [e for r in retain if (e := r.estimate(metric))]
+    mine, theirs = runs.model.estimate(metric), _estimates_of(retain, metric)
     if mine is None or len(theirs) < len(retain):
         return _contrast_of_numbers(runs, metric, retain, ceiling), ""
     found = _scale_of(runs, metric)
@@ -225,7 +235,7 @@ def _measure(runs: JudgedRuns, metric: str, test: str, secrets: bool = False) ->
         found = found.at_least(_agresti(runs.model.estimate(metric)))
     lo, hi = runs.model.interval(metric)
     retain = _mean([r.value(metric) for r in runs.retain])
-    full = runs.full.value(metric) if runs.full else None
+    full = _value_of(runs.full, metric)
     return Measure(metric, test, runs.model.value(metric), lo, hi, retain, full, found, secrets, why)
 
 
@@ -244,12 +254,18 @@ def _measure_outputs(runs: JudgedRuns) -> list[Measure]:
 
 def _measure_membership(runs: JudgedRuns) -> Measure | None:
     model = runs.model
-    tried = [m for e in model.evals for m in e.results if is_attack(e.handler(m)) and e.value(m) is not None]
-    tried += [m for m, handler in model.handlers.items() if is_attack(handler) and model.value(m) is not None]
+    tried = []
+    for evaluated in model.evals:
+        for metric in evaluated.results:
+            if is_attack(evaluated.handler(metric)) and evaluated.value(metric) is not None:
+                tried.append(metric)
+    for metric, handler in model.handlers.items():
+        if is_attack(handler) and model.value(metric) is not None:
+            tried.append(metric)
     if not tried:
         return None
-    metric = next((m for m in MEMBERSHIP if m in tried), tried[0])
-    return _measure(runs, metric, "membership")
+    judged = next((m for m in MEMBERSHIP if m in tried), tried[0])
+    return _measure(runs, judged, "membership")
 
 
 def _measure_layers(model: ModelRuns, forget_rows: Sample | None) -> Measure | None:
@@ -291,10 +307,13 @@ def _retain_spread(runs: JudgedRuns) -> float:
     found = [0.0]
     for handler in ("rouge", "probability"):
         metric = runs.model.metric_of(handler)
-        values = [v for r in runs.retain if (v := r.value(metric)) is not None]
+        values = [r.value(metric) for r in runs.retain]
+        known = [value for value in values if value is not None]
         top = runs.ceiling(metric)
-        if metric and len(values) > 1 and top is not None and top > float(np.mean(values)):
-            found.append(float(np.std(values, ddof=1)) / (top - float(np.mean(values))))
+        if metric and len(known) > 1 and top is not None:
+            center = float(np.mean(known))
+            if top > center:
+                found.append(float(np.std(known, ddof=1)) / (top - center))
     return max(found)
 
 
@@ -393,8 +412,9 @@ def _measure_utility(runs: JudgedRuns) -> Measure | None:
     else:
         at = top.value(metric) or 0.0
         found = Contrast((value or 0.0) - at, at, runs.model.variance(metric))
-    retain, full = (None, top.value(metric)) if top is runs.full else (top.value(metric), None)
-    return Measure(metric, "utility", value, lo, hi, retain, full, found)
+    if top is runs.full:
+        return Measure(metric, "utility", value, lo, hi, full=top.value(metric), contrast=found)
+    return Measure(metric, "utility", value, lo, hi, retain=top.value(metric), contrast=found)
 
 
 def _measure_fluency(runs: JudgedRuns) -> list[Measure]:
@@ -405,10 +425,12 @@ def _measure_fluency(runs: JudgedRuns) -> list[Measure]:
         if not metric:
             continue
         lo, hi = runs.model.interval(metric)
-        retain = runs.retain[0].value(metric) if runs.retain else None
-        full = runs.full.value(metric) if runs.full else None
-        other = next((m for m in (*runs.retain[:1], runs.full) if m is not None and m.value(metric) is not None), None)
-        found = _worsening(runs.model, other, metric, lost) if other else None
+        first_retain = runs.retain[0] if runs.retain else None
+        retain, full = _value_of(first_retain, metric), _value_of(runs.full, metric)
+        found = None
+        for other in (first_retain, runs.full):
+            if found is None and other is not None and other.value(metric) is not None:
+                found = _worsening(runs.model, other, metric, lost)
         out.append(Measure(metric, handler, runs.model.value(metric), lo, hi, retain, full, found))
     return out
 
@@ -454,7 +476,9 @@ def _count_secrets(runs: JudgedRuns) -> SecretCounts | None:
 
 def _count_said(model: ModelRuns, metric: str) -> int | None:
     found = model.estimate(metric)
-    return None if found is None or found.rows is None else round(float(found.rows.values.sum()))
+    if found is None or found.rows is None:
+        return None
+    return round(float(found.rows.values.sum()))
 
 
 def _agresti(found: Estimate | None) -> float:
@@ -494,9 +518,11 @@ def commands(
 
     `forget`: the file of the forget rows, if no evaluation names it.
     """
-    suites = [(e.manifest.get("config") or {}).get("suite") for e in evals]
-    suite = next((str(s) for s in suites if s), "tofu")
-    forget = forget or next(filter(None, map(forget_file, evals)), "")
+    suite = ""
+    for evaluated in evals:  # the first that names one
+        suite = suite or str((evaluated.manifest.get("config") or {}).get("suite") or "")
+        forget = forget or forget_file(evaluated)
+    suite = suite or "tofu"
     names = {
         "model": model or "MODEL",
         "full": full or "FULL",

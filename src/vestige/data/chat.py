@@ -97,6 +97,7 @@ class Encoder:
     def encode(
         self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair] = (), max_length: int | None = None
     ) -> list[Encoded]:
+        """Prompt and answer of each pair as token ids."""
         return [e for part in self.parts(pairs, few_shot, max_length) for e in part]
 
     def parts(
@@ -154,6 +155,7 @@ class Encoder:
             return False
 
     def _chat_text(self, question: str, few_shot: Sequence[TextPair], answer: str | None = None) -> str:
+        """A conversation as the tokenizer's chat template writes it."""
         turns: list[dict[str, str]] = []
         if self.template.system_prompt:
             turns.append({"role": "system", "content": self.template.system_prompt})
@@ -174,6 +176,7 @@ class Encoder:
             ) from None
 
     def _tagged_text(self, question: str, few_shot: Sequence[TextPair]) -> str:
+        """A prompt between plain tags, for models without a chat template."""
         t = self.template
         text = t.system_prompt_with_special_tokens or ""
         for q, a in few_shot:
@@ -181,6 +184,7 @@ class Encoder:
         return text + t.user_start_tag + question + t.user_end_tag + t.asst_start_tag
 
     def _ids_by_text(self, texts: Sequence[str], special: bool, max_length: int | None) -> dict[str, Ids]:
+        """Token ids by text: a prompt with several answers is tokenised once."""
         distinct = list(dict.fromkeys(texts))
         return dict(zip(distinct, self.tokenize(distinct, special, max_length), strict=True))
 
@@ -196,6 +200,7 @@ class Encoder:
         return out
 
     def _start(self, prompt: str, full: str, before: Ids, after: Ids, special: bool, pair: TextPair) -> int:
+        """Where the labels begin in the full ids."""
         if after[: len(before)] == before:
             return len(before)
         self.mismatches += 1

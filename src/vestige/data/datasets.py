@@ -213,6 +213,7 @@ def check_lengths(examples: Examples, context: Context) -> None:
 
 
 def too_long(tokens: int, longest: int, where: str) -> None:
+    """Refuses a row that is longer than the model was made to read."""
     if tokens > longest:
         raise UserError(
             f"{where} (counting from 0) is {tokens:,} tokens long with its prompt, but this model reads {longest:,}; "
@@ -237,6 +238,7 @@ def column(rows: Sequence[Row], key: str, source: str) -> list[Any]:
 
 
 def texts(rows: Sequence[Row], key: str, source: str) -> list[str]:
+    """A column of texts, checked."""
     values = column(rows, key, source)
     for number, value in enumerate(values):
         if not isinstance(value, str):
@@ -314,6 +316,7 @@ def _read(parts: Iterator[list[Encoded]], context: Context) -> Iterator[tuple[En
 
 
 def _remove(text: str, part: str) -> str:
+    """The conversation without its prompt: the answer as open-unlearning cuts it out."""
     # open-unlearning replaces every occurrence, not the prefix; the dialect keeps that.
     return text.replace(part, "").strip() if part else text.strip()
 
@@ -346,6 +349,7 @@ def completions(rows: list[Row], args: Args, context: Context) -> tuple[Examples
 
 
 def _plain_text(items: list[tuple[Ids, Ids]], bodies: list[str], context: Context) -> Examples:
+    """Examples of text that continues a prefix."""
     encoder = context.encoder
     inputs = encoder.decode([head for head, _ in items])
     labels = encoder.decode([full[max(1, len(head)) :] for head, full in items])

@@ -103,6 +103,7 @@ def _check_args(args: Mapping[str, Any]) -> None:
 
 
 def _bound(text: str | None, count: int, default: int) -> int:
+    """One end of a slice, in rows or per cent (rounded as `datasets` does)."""
     if not text:
         return default
     return round(count * int(text[:-1]) / 100) if text.endswith("%") else int(text)
@@ -341,6 +342,7 @@ def _hub_reachable(endpoint: str) -> bool:
 
 
 def _explain(path: str, label: str, error: Exception) -> UserError:
+    """What went wrong at the hub, in one sentence. Errors are told by name: they come from several libraries."""
     kind, text = type(error).__name__, " ".join(str(error).split())
     if "gated" in text.lower() or kind == "GatedRepoError":
         return UserError(f"Data set {path} is gated: accept its terms on its hub page, then run `hf auth login`.")

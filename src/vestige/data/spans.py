@@ -95,6 +95,7 @@ def read_spans(rows: Sequence[Row], source: str) -> list[Span]:
 
 
 def _span(row: Mapping[str, Any], index: str) -> Span:
+    """One row's span: as the data gives it, else a guess."""
     question, answer = row["question"], row["answer"]
     entity, prefix = row.get("entity"), row.get("prefix")
     if isinstance(entity, str) and entity.strip():
@@ -186,6 +187,7 @@ def _search(tokenizer: Any, ids: tuple[int, ...], entity: str) -> tuple[int, int
 
 
 def _joint(span: Span, tokenizer: Any, place: tuple[int, int] | None) -> Tokens | str:
+    """Tokens of one text; its border is the first token that begins after the prompt."""
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("tokenization=joint needs a fast tokenizer (with offsets); use tokenization=separate.")
     head = f"Question: {span.question}\nAnswer: "

@@ -104,11 +104,14 @@ WantsOf = Callable[["MetricSpec", Mapping[str, Rows], Dialect], Wants]
 
 
 def no_wants(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """Of metrics that are computed from other metrics alone."""
     return Wants()
 
 
 @dataclass(frozen=True)
 class Handler:
+    """A handler as it was registered."""
+
     name: str
     function: Callable[[Inputs], AnyScore]
     wants: WantsOf = no_wants
@@ -131,6 +134,7 @@ ALIASES = {"forget_truth_ratio": "truth_ratio"}  # names in circulation in older
 
 
 def canonical(name: str) -> str:
+    """The name under which a handler is registered."""
     return name if name in HANDLERS else ALIASES.get(name, name)
 
 

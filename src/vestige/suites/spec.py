@@ -25,6 +25,8 @@ MetricConfig = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class DataSpec:
+    """A data set of a metric, by the key under which its handler finds it."""
+
     name: str
     access_key: str
     config: MetricConfig  # {handler, args}
@@ -46,6 +48,8 @@ class ReferenceSpec:
 
 @dataclass(frozen=True)
 class MetricSpec:
+    """One metric of a suite, read in full."""
+
     name: str
     handler: str
     datasets: tuple[DataSpec, ...] = ()
@@ -127,6 +131,8 @@ def _check_shape(config: MetricConfig, where: str) -> None:
 
 @dataclass
 class _Reader:
+    """Reads metrics by name, each once, parents before what is made of them."""
+
     library: Library
     settings: Mapping[str, Any]  # eval.<suite>.metrics: a metric's settings hold wherever it is a parent
     metrics: dict[str, MetricSpec] = field(default_factory=dict)
@@ -233,6 +239,7 @@ class _Reader:
         return {name: said for name, said in own.items() if said["handler"] != TRAJECTORY}
 
     def _config(self, name: str, given: MetricConfig | None) -> MetricConfig:
+        """A metric's whole configuration: what stands in place, laid on the suite's, laid on the library's."""
         if given and given.get("handler") == TRAJECTORY and TRAJECTORY in self.library.metric_names():
             # Said to be a trajectory metric, and perhaps little else: the suite's own fills in metrics and data.
             return merged(self.library.metric(TRAJECTORY) or {}, given)
@@ -247,6 +254,7 @@ class _Reader:
         return merged(merged(found, said), given or {})
 
     def _dataset(self, name: str, given: MetricConfig | None) -> DataSpec:
+        """A data set by its name in the library, or written out."""
         config = dict(given or {})
         if not config.get("handler"):
             source = str(config.pop("from", name))
@@ -258,6 +266,7 @@ class _Reader:
 
 
 def _reference(name: str, given: MetricConfig | None) -> ReferenceSpec:
+    """Retain logs that a metric compares with; several files are runs of other training seeds."""
     config = given or {}
     include = {str(k): str((v or {}).get("access_key", k)) for k, v in (config.get("include") or {}).items()}
     path = config.get("path")

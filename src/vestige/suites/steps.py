@@ -215,10 +215,12 @@ def stacked(values: Sequence[Any]) -> Any:
 
 
 def _numbers(values: Sequence[float | None]) -> Array:
+    """Numbers of single steps, NaN where there is none."""
     return np.array([np.nan if v is None else v for v in values], dtype=float)
 
 
 def _objects(values: Sequence[Any]) -> Array:
+    """Anything else, one object for each step."""
     out = np.empty(len(values), dtype=object)
     for i, v in enumerate(values):  # numpy would make axes of lists
         out[i] = v

@@ -131,6 +131,7 @@ def last_step_key(metric: str) -> str:
 
 
 def _trajectories(given: Any) -> tuple[str, ...]:
+    """Names of trajectories, one or several, each once."""
     several = isinstance(given, Sequence) and not isinstance(given, str)
     names = tuple(dict.fromkeys(map(str, given if several else [given])))
     for name in names:
@@ -229,6 +230,7 @@ class ChildReader:
     defined: dict[str, Any]  # one name, one definition: what the names of children and parents stand for
 
     def read_child(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """One metric of the list, with its whole configuration."""
         config = dict(given)
         config.pop("display_name", None)
         source = str(config.pop("dataset_key", "")) or None

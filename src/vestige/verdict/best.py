@@ -117,6 +117,7 @@ def closest(moment: RunMoment) -> Rank:
 
 
 def _kept(moment: RunMoment) -> float | None:
+    """The share of the utility that is left, at most 1."""
     now, before = moment.utility, moment.utility_before
     if now is None or not before or not math.isfinite(now):
         return None
@@ -124,6 +125,7 @@ def _kept(moment: RunMoment) -> float | None:
 
 
 def _nothing(moment: RunMoment) -> str:
+    """Why no metric could be placed between the two models."""
     if not moment.gauges:
         return "no metric of the forget rows was evaluated"
     if all(g.retain is None for g in moment.gauges):

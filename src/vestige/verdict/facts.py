@@ -230,6 +230,7 @@ def _contrast_of_numbers(runs: JudgedRuns, metric: str, retain: Sequence[ModelRu
 
 
 def _measure(runs: JudgedRuns, metric: str, test: str, secrets: bool = False) -> Measure:
+    """A metric of the forget rows, with its distance from the retain model."""
     found, why = contrast_with_retain(runs, metric)
     if secrets and found is not None:
         found = found.at_least(_agresti(runs.model.estimate(metric)))
@@ -253,6 +254,7 @@ def _measure_outputs(runs: JudgedRuns) -> list[Measure]:
 
 
 def _measure_membership(runs: JudgedRuns) -> Measure | None:
+    """The attack that is judged: one is chosen before any value is seen."""
     model = runs.model
     tried = []
     for evaluated in model.evals:
@@ -341,6 +343,7 @@ def _attack_curves(runs: JudgedRuns) -> list[AttackCurve]:
 def _attack_curve(
     runs: JudgedRuns, metric: str, mine: Sequence[AttackedRun], theirs: Sequence[AttackedRun], secrets: bool
 ) -> AttackCurve:
+    """One attack on one metric, budget by budget."""
     points = []
     controlled, seeds = False, 1
     for budget in dict.fromkeys(a.budget for a in mine):
@@ -451,6 +454,7 @@ def _worsening(model: ModelRuns, other: ModelRuns, metric: str, lost: bool) -> C
 
 
 def _count_secrets(runs: JudgedRuns) -> SecretCounts | None:
+    """How many secrets the model says, with an interval that knows about rows that all agree."""
     metric = runs.model.metric_of(SECRETS)
     estimate = runs.model.estimate(metric) if metric else None
     holder = runs.model.holder(metric) if metric else None
@@ -491,6 +495,7 @@ def _agresti(found: Estimate | None) -> float:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of what was measured."""
     known = [v for v in values if v is not None]
     return math.fsum(known) / len(known) if known else None
 

@@ -147,6 +147,7 @@ KNOWLEDGE_TEXT = {
 
 
 def _knowledge_part(known: Sequence[VerdictPoint]) -> dict[str, Any]:
+    """What is left of the knowledge: one word and the measure that shows it best."""
     state = _knowledge_state(known)
     # Shown: of the measures that give the part its state, the one farthest from the retain model.
     telling = [p for p in known if p.state == state] or known
@@ -193,6 +194,7 @@ MISSING = {
 
 
 def _testing_part(facts: AuditFacts, known: Sequence[VerdictPoint]) -> dict[str, Any]:
+    """Which tests were made, and the command for each that was not."""
     # Without a control an attack that teaches is not a test: what comes back proves nothing.
     controlled = any(curve.teaches and curve.controlled for curve in facts.attacks)
     done, missing = [], []

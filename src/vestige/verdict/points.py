@@ -103,6 +103,7 @@ def state_of(contrast: Contrast | None, margin: float, rule: VerdictRule) -> str
 
 
 def _measure_point(m: Measure, margin: float, rule: VerdictRule) -> VerdictPoint:
+    """One measure as a piece of evidence."""
     state = state_of(m.contrast, margin, rule)
     subject = "It says the secret in {} of the forget rows that have one{}" if m.secrets else SUBJECT[m.test]
     text = subject.format(with_interval(m.value, m.lo, m.hi), _yardsticks(m), metric=m.metric)
@@ -160,6 +161,7 @@ def layers_in_words(uds: float | None, interval: Sequence[float] | None, rule: V
 
 
 def _yardsticks(m: Measure) -> str:
+    """The retain and the full model's values, for the sentence."""
     if m.test == "layers":
         return ""
     told = [f"the {who} model {number(v)}" for who, v in (("retain", m.retain), ("full", m.full)) if v is not None]
@@ -172,6 +174,7 @@ def _numbers(contrast: Contrast | None, tail: float) -> tuple[float | None, floa
 
 
 def _rows_needed(contrast: Contrast | None, state: str, margin: float, rule: VerdictRule) -> int | None:
+    """How many rows would decide what these leave open."""
     if contrast is None or state != "undecided":
         return None
     return contrast.rows_to_decide(margin, rule.tail, rule.power)

@@ -110,6 +110,7 @@ class Evaluated:
 
     @cached_property
     def _run(self) -> Run:
+        """The evaluation as scoring knows it, so that rows can be drawn or left out."""
         scores = {m: Score.from_json(body) for m, body in self.results.items()}
         if not misfit(self.manifest, ManifestForm):
             try:
@@ -172,6 +173,7 @@ class ModelRuns:
     handlers: Mapping[str, str] = field(default_factory=dict)  # of `values`: the handler that each stands for
 
     def holder(self, metric: str) -> Evaluated | None:
+        """The first evaluation with a value of this metric."""
         return next((e for e in self.evals if e.value(metric) is not None), None)
 
     def value(self, metric: str) -> float | None:
@@ -191,6 +193,7 @@ class ModelRuns:
         return found.estimate(metric) if found else None
 
     def interval(self, metric: str) -> tuple[float | None, float | None]:
+        """The ends of its 95 % interval. An interval of another number (`of`) is not the metric's."""
         found = self.holder(metric)
         stat = (found.stats.get(metric) or {}) if found else {}
         if stat.get("interval") and not stat.get("of"):

@@ -59,6 +59,7 @@ def headline(word: str, known: Sequence[VerdictPoint], harm: Sequence[VerdictPoi
 
 
 def _damaged(known: Sequence[VerdictPoint], harm: Sequence[VerdictPoint], towards: str) -> str:
+    """Why it is damaged: what broke, and whether it leaks all the same."""
     broken = {point.panel: point for point in reversed(harm) if point.state == "damaged"}  # the first of each panel
     reasons = []
     if "utility" in broken:
@@ -74,6 +75,7 @@ def _damaged(known: Sequence[VerdictPoint], harm: Sequence[VerdictPoint], toward
 
 
 def _looks_forgotten(known: Sequence[VerdictPoint], harm: Sequence[VerdictPoint]) -> str:
+    """What speaks for forgetting, and what was not decided or not tested."""
     undecided, untested = [], []
     for test, words in TESTS.items():
         states = {point.state for point in known if point.test == test}
@@ -115,6 +117,7 @@ def _joined(words: Sequence[str]) -> str:
 
 
 def testing_text(done: Sequence[str], missing: Sequence[Mapping[str, str]]) -> str:
+    """Which tests were not made, in one sentence."""
     if not missing:
         return "Tested: what it says and finds likely, membership, layers, and both kinds of attacks."
     lacking = _joined([TESTS[m["test"]] for m in missing])

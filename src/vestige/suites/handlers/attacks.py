@@ -34,6 +34,7 @@ SETS = ("forget", "holdout")
 
 
 def _gradient(spec: MetricSpec, example: Example, dialect: Dialect) -> GradientWant | None:
+    """The norm of one answer's gradient; its dialect says which tokens, and whether dropout is live."""
     if example.target is None:
         return None
     p = str(spec.params.get("p", 2)).removesuffix(".0")
@@ -41,17 +42,20 @@ def _gradient(spec: MetricSpec, example: Example, dialect: Dialect) -> GradientW
 
 
 def wants_gradients(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """A backward pass for each answer: the only evidence that needs one."""
     wanted = [_gradient(spec, example, dialect) for example in examples_of(data)]
     return Wants(gradients=[w for w in wanted if w is not None])
 
 
 def wants_reference(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """The same answers from this model and from the reference model."""
     path = reference_path(spec)
     wanted = targets(data)
     return Wants(answers=wanted, reference={path: wanted}) if path else Wants()
 
 
 def reference_path(spec: MetricSpec) -> str | None:
+    """The second model of a metric; None where a suite leaves it open (`???`)."""
     path = spec.params.get("reference_model_path")
     return None if path in (None, "", "???") else str(path)
 
@@ -94,6 +98,7 @@ def mia_zlib(inputs: Inputs) -> AnyScore:
 
 
 def _k(inputs: Inputs) -> float:
+    """The share of tokens that min-k looks at."""
     k = float(inputs.spec.params.get("k", 0.2))  # open-unlearning's own default; its suites and MUSE's set 0.4
     if not 0 < k <= 1:
         raise UserError(f"Metric '{inputs.spec.name}': k must lie in (0, 1], it is {k}.")

@@ -33,6 +33,7 @@ def patch_want(example: Example) -> PatchWant | None:
 
 
 def wants_patched(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """Each answer with layers patched from the retain and from the evaluated model, into the full one."""
     models = into(spec)
     if models is None:
         return Wants()
@@ -65,6 +66,7 @@ def uds(inputs: Inputs) -> Score:
 
 
 def _example(inputs: Inputs, models: PatchInto, example: Example, tau: float) -> Value:
+    """One row's depth score, or why it has none."""
     from vestige.metrics.depth import NO_KNOWLEDGE, ExampleDepth
 
     want = patch_want(example)

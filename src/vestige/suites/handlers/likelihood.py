@@ -61,6 +61,7 @@ def with_total_error(score: AnyScore) -> AnyScore:
 
 
 def _errors(entry: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """(probability, standard error of its loss) of each of a row's answers that was estimated."""
     pairs = zip(as_list(entry["prob"]), as_list(entry.get("avg_loss_standard_error")), strict=False)
     return [(p, se) for p, se in pairs if p is not None and se is not None]
 
@@ -77,6 +78,7 @@ def with_error(inputs: Inputs, value: Callable[[Example], Value]) -> Callable[[E
 
 
 def wants_visible(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """The answers twice: as the model generates them, and with every token in sight (diffusion models)."""
     asked = targets(data)
     return Wants(answers=asked, visible=asked)
 

@@ -46,12 +46,14 @@ def ks_test(inputs: Inputs) -> AnyScore:
 
 
 def _lacking(reference: Score) -> str:
+    """Why a retain model's result cannot be compared with."""
     if reference.reason == ORDINARY_RUN:
         return ORDINARY_RUN
     return f"the retain logs have no value either: {reference.reason or 'it is null there'}"
 
 
 def _no_reference(inputs: Inputs) -> str:
+    """Why there is no retain model's result at all."""
     paths = [r.path for r in inputs.spec.references]
     if any(paths):
         wanted = ", ".join(m for r in inputs.spec.references for m in r.include)
@@ -88,6 +90,7 @@ def _against_reference(inputs: Inputs, formula: Callable[[float, float], float],
 
 
 def _value(number: float, nothing: str, *notes: str) -> Score:
+    """A comparison, or the reason why the formula gives no number."""
     return Score(None, reason=nothing, notes=notes) if math.isnan(number) else Score(number, notes=notes)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def decoding_of(spec: MetricSpec) -> Decoding:
+    """How texts are generated for a metric."""
     return Decoding.from_config(spec.generation)
 
 
@@ -86,6 +87,7 @@ def bleu_score(inputs: Inputs) -> AnyScore:
 
 
 def _classifier_wants(inputs: Inputs) -> list[ClassifierWant]:
+    """One question to the classifier for each text of the parent."""
     params = inputs.spec.params
     model_args = dict(params.get("classifier_model_args") or {})
     path = model_args.get("pretrained_model_name_or_path")
@@ -163,6 +165,7 @@ def repetition_of_texts(inputs: Inputs) -> AnyScore:
 
 
 def wants_said(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """Texts of this model, and how likely the model before unlearning finds them."""
     wants, path = wants_texts(spec, data, dialect), reference_path(spec)
     return replace(wants, said={path: wants.texts}) if path else Wants()
 

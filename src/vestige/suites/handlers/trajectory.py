@@ -47,6 +47,7 @@ NO_WORDS = "texts along a trajectory need the tokenizer, which was not found"
 
 
 def denoised_wants(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """One denoising run for each distinct prompt: all metrics watch the same run."""
     config = read_config(spec.params, spec.name)
     cut = {k: windowed(r, config) for k, r in data.items()}
     asked = gather(spec, cut, dialect, config.denoising.takes_back)
@@ -79,6 +80,7 @@ def trajectory_metrics(inputs: Inputs) -> Score:
 
 
 def _score_child(inputs: Inputs, reading: Reading, child: MetricSpec, scores: Mapping[str, StepScores]) -> AnyScore:
+    """One metric along one trajectory in one view, or why it cannot be followed there."""
     kind, run = HANDLERS[child.handler], reading.run
     if child.name in inputs.unavailable:
         return Score(None, reason=inputs.unavailable[child.name])

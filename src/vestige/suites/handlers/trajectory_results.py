@@ -151,6 +151,7 @@ def _row_values(score: StepScores, spec: MetricSpec) -> dict[str, Any]:
 
 
 def _distribution(score: StepScores, spec: MetricSpec) -> dict[str, list[float | None]]:
+    """How rows are spread around a curve; nothing for one number per step."""
     values = _row_values(score, spec)
     if not values or not score.with_rows[0]:
         return {}  # one number per step: nothing is spread
@@ -201,6 +202,7 @@ def _per_row(suite: SuiteSpec, scores: ScoresByView) -> dict[str, dict[str, Any]
 
 
 def _metadata(run: TrajectoryRun) -> dict[str, Any]:
+    """What the steps are, how long each row's run and text are, and which positions were never decided."""
     longest = max(run.reported, key=lambda prompt: len(run.reported[prompt]))
     steps, ends, lengths = {}, {}, {}
     never_fixed, never_reached = {}, {}
@@ -277,4 +279,5 @@ def _retain_notes(inputs: Inputs) -> list[str]:
 
 
 def _numbers(values: Any) -> list[float | None]:
+    """As JSON has it: None where there is no value."""
     return [None if np.isnan(v) else float(v) for v in np.atleast_1d(np.asarray(values, float))]

@@ -41,7 +41,7 @@ IDENTICAL, SAID, LOST, WRONG = "identical", "said", "lost", "silently wrong"
 MISSED, DRAWS = "missed", 8
 
 
-# ---- one fault ----------------------------------------------------------------------------------------------------
+# ---- one fault ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -246,7 +246,7 @@ def _on_tmpfs(c: Capability, fault: str, rng: random.Random) -> tuple[str, str]:
         return outcome, f"after operation {n}; {more}"
 
 
-# ---- many faults --------------------------------------------------------------------------------------------------
+# ---- many faults -------------------------------------------------------------------------------------------------
 
 
 def schedule(names: Sequence[str], count: int, seed: int) -> list[tuple[str, str, int]]:

@@ -35,7 +35,7 @@ HERE = os.getpid()  # the kit's process; its children keep the number
 Arm = Callable[[], None]
 
 
-# ---- children -----------------------------------------------------------------------------------------------------
+# ---- children ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -128,7 +128,7 @@ def _end(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-# ---- what a run leaves --------------------------------------------------------------------------------------------
+# ---- what a run leaves -------------------------------------------------------------------------------------------
 
 
 TIMES: dict[str, tuple[str, ...]] = {
@@ -170,7 +170,7 @@ def differences(clean: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [name for name in sorted({*clean, *now}) if clean.get(name) != now.get(name)]
 
 
-# ---- faults -------------------------------------------------------------------------------------------------------
+# ---- faults ------------------------------------------------------------------------------------------------------
 
 
 def watch(out: Path, act: Callable[[int, str, str], None]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fuzz_tools import loads, text_seeds, tolerant, words, written
 
-# ---- configuration ------------------------------------------------------------------------------------------------
+# ---- configuration -----------------------------------------------------------------------------------------------
 
 
 def run_overrides(data: bytes, place: Path) -> None:

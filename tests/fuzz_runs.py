@@ -14,7 +14,7 @@ from typing import Any
 
 from fuzz_tools import tolerant, written
 
-# ---- results and runs ---------------------------------------------------------------------------------------------
+# ---- results and runs --------------------------------------------------------------------------------------------
 
 
 def tofu_log(rows: int = 2) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def gradients(move: Move) -> Outcome:
     return Outcome(dict(gradient_norms(move(llama()), targets, 2.0, False, True, cost)), cost.backwards)
 
 
-# ---- diffusion ----------------------------------------------------------------------------------------------------
+# ---- diffusion -----------------------------------------------------------------------------------------------------
 
 
 def _moved_predictor(move: Move, name: str) -> Any:

@@ -77,7 +77,7 @@ def test_an_attention_from_a_hub_on_the_command_line(tmp_path: Path, capsys: pyt
     assert "Unknown attention" in sentence(capsys)
 
 
-# ---- rows longer than the model reads -----------------------------------------------------------------------------
+# ---- rows longer than the model reads -------------------------------------------------------------------------------
 
 LONG = {"words": "word " * 200_000, "one word": "x" * 1_000_000, "a bit": "the cat sat, 123 " * 200}
 
@@ -170,7 +170,7 @@ def test_what_max_length_cuts_is_not_refused(long_rows: Path, tmp_path: Path) ->
     assert main([*words, "--metrics", "forget_Q_A_Prob", *tags, f"++{data}"]) == 0
 
 
-# ---- double keys --------------------------------------------------------------------------------------------------
+# ---- double keys ----------------------------------------------------------------------------------------------------
 
 
 def test_double_keys_in_rows(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_double_keys_in_plans_and_configs(tmp_path: Path, capsys: pytest.Capture
     assert "mine.yaml, line 2" in said and "'handler'" in said
 
 
-# ---- archives -----------------------------------------------------------------------------------------------------
+# ---- archives -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,7 @@ def test_an_order_that_is_none(order: Any, archive: Path, tmp_path: Path, capsys
         assert "archive" in sentence(capsys)
 
 
-# ---- a full disk --------------------------------------------------------------------------------------------------
+# ---- a full disk ----------------------------------------------------------------------------------------------------
 
 UNLEARN = ["unlearn", "--method", "GradAscent", "--model", str(FULL), "--forget", str(LAB / "data" / "forget.jsonl")]
 STRESS = ["stress", "prune=0.5", "--keep", "--model", str(FULL), "--data", str(LAB / "data"), "--limit", "2"]

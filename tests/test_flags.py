@@ -31,7 +31,7 @@ def own_flags(verb: str) -> dict[str, argparse.Action]:
     return {a.option_strings[-1][2:]: a for a in actions if a.dest != "help"}
 
 
-# ---- options ------------------------------------------------------------------------------------------------------
+# ---- options -----------------------------------------------------------------------------------------------------
 
 
 def test_one_spelling_for_one_and_for_many() -> None:
@@ -57,7 +57,7 @@ def test_values_that_options_list_are_those_there_are() -> None:
     assert options.COMPUTE_DTYPES == COMPUTE_DTYPES
 
 
-# ---- from flags to a configuration --------------------------------------------------------------------------------
+# ---- from flags to a configuration ---------------------------------------------------------------------------------
 
 
 @one_test("text", ["a ${seed} b", "x=y,z", 'it\'s "so"', "back\\slash\\${q}", "[1,2]", "{a: b}", " ", "é\n"])
@@ -97,7 +97,7 @@ def test_the_batch_size_of_other_tools_is_a_flag_here(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "manifest.json").read_text())["config"]["max_rows"] == 2
 
 
-# ---- other spellings ----------------------------------------------------------------------------------------------
+# ---- other spellings -----------------------------------------------------------------------------------------------
 
 
 @one_test(
@@ -140,7 +140,7 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capture
     assert "cuda" in said and "--device" in said
 
 
-# ---- verbs --------------------------------------------------------------------------------------------------------
+# ---- verbs ---------------------------------------------------------------------------------------------------------
 
 
 @one_test(("word", "near"), [("evaluate", "eval"), ("unlern", "unlearn"), ("list", "ls"), ("reprot", "report")])

@@ -333,7 +333,7 @@ def test_a_small_disk(shelf: Path, tmp_path: Path) -> None:
     assert lost(before, tmp_path / "x") == [] and lost(ours, tmp_path / "x" / "out") == [], ended.text
 
 
-# ---- the lab ------------------------------------------------------------------------------------------------------
+# ---- the lab -----------------------------------------------------------------------------------------------------
 
 
 def build(root: Path, mark: bytes = b"weights") -> None:
@@ -366,7 +366,7 @@ def test_the_labs_builder_leaves_them_alone(tmp_path: Path) -> None:
         assert lost(before, other) == []
 
 
-# ---- inputs where a command writes --------------------------------------------------------------------------------
+# ---- inputs where a command writes -------------------------------------------------------------------------------
 
 
 def inputs(place: Path, shelf: Path) -> dict[str, Path]:

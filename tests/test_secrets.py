@@ -268,7 +268,7 @@ def test_job(capfd: pytest.CaptureFixture[str]) -> None:
     assert "secretRef" in said and "name: hub" in said and "oc.env:HF_TOKEN" in said
 
 
-# ---- older runs, and people's homes -------------------------------------------------------------------------------
+# ---- older runs, and people's homes ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -316,7 +316,7 @@ def test_homes_are_named_and_shortened(run: Path, caplog: pytest.LogCaptureFixtu
     assert main(["verify", str(place / "r2")]) == 0
 
 
-# ---- names and shapes ---------------------------------------------------------------------------------------------
+# ---- names and shapes -----------------------------------------------------------------------------------------------
 
 SECRET = "token hf_token HF_TOKEN use_auth_token api_key apiKey api-key password db_password secret client_secret "
 SECRET += "authorization aws_secret_access_key private_key WANDB_API_KEY hub_token credentials"

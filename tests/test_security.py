@@ -42,7 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return said
 
 
-# ---- nothing in a file is run -------------------------------------------------------------------------------------
+# ---- nothing in a file is run --------------------------------------------------------------------------------
 
 
 def calls() -> list[tuple[str, str]]:
@@ -139,7 +139,7 @@ def test_code_in_a_checkpoint_is_not_run(
     assert not (tmp_path / "pwned").exists()
 
 
-# ---- names stay in their directory --------------------------------------------------------------------------------
+# ---- names stay in their directory ---------------------------------------------------------------------------
 
 
 @one_test("name", ["../../x", "/tmp/x", "..", "a/../../b", "a//b", ".", "", "x" * 300, "a\\..\\b", "a\nb"])
@@ -253,7 +253,7 @@ def test_importing_writes_only_its_own_files(tmp_path: Path) -> None:
     assert made == {"in.json", "a/b/TOFU_EVAL.json", "a/b/TOFU_SUMMARY.json"}
 
 
-# ---- memory and time ----------------------------------------------------------------------------------------------
+# ---- memory and time -----------------------------------------------------------------------------------------
 
 
 def test_aliases_are_counted_before_they_are_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +362,7 @@ def test_layers_are_not_counted_to_a_billion() -> None:
         parse_layers("0-9999999999")
 
 
-# ---- what is printed ----------------------------------------------------------------------------------------------
+# ---- what is printed -----------------------------------------------------------------------------------------
 
 
 def test_what_a_file_says_cannot_move_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def finished(place: Path, kind: str = "eval") -> Path:
     return place
 
 
-# ---- what is ours -------------------------------------------------------------------------------------------------
+# ---- what is ours ----------------------------------------------------------------------------------------------------
 
 
 def test_a_finished_run_says_what_it_wrote(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_several_processes_may_add_to_an_open_folder(tmp_path: Path) -> None:
     assert "b.json" in found.writes
 
 
-# ---- one writer, and what a killed one leaves ---------------------------------------------------------------------
+# ---- one writer, and what a killed one leaves ------------------------------------------------------------------------
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
         write_file(file / "b.json", b"")
 
 
-# ---- digests ------------------------------------------------------------------------------------------------------
+# ---- digests ---------------------------------------------------------------------------------------------------------
 
 
 def test_damage_is_found_and_not_made_whole_again(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_run_inside_a_run_answers_for_itself(tmp_path: Path) -> None:
     assert "before is missing" in check_files(tmp_path, found)[0]
 
 
-# ---- folders of other libraries -----------------------------------------------------------------------------------
+# ---- folders of other libraries --------------------------------------------------------------------------------------
 
 
 def fill(made: Path, *files: str) -> None:
@@ -286,7 +286,7 @@ def test_an_install_that_was_killed_is_finished_by_calling_it_again(
     assert names(tmp_path) == sorted(files)
 
 
-# ---- files that the user named ------------------------------------------------------------------------------------
+# ---- files that the user named ---------------------------------------------------------------------------------------
 
 
 def test_a_named_file_is_replaced_only_as_it_was_left(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean '{lowered[close[0]]}'?" if close else ""
 
 
-# ---- what the world does to a command: no room, no permission, no memory ------------------------------------------
+# ---- what the world does to a command: no room, no permission, no memory -------------------------------------------
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -185,7 +185,7 @@ def _memory(error: BaseException) -> UserError:
     )
 
 
-# ---- whose mistake it is ------------------------------------------------------------------------------------------
+# ---- whose mistake it is ---------------------------------------------------------------------------------------------
 
 # What Python raises when a program is wrong. A ValueError is not among them: readers raise it about what they read.
 PROGRAMMING = (NameError, AttributeError, TypeError, LookupError, AssertionError, ZeroDivisionError)

@@ -81,7 +81,7 @@ class RowTables(Protocol):
 ModelGiven = Place | TorchModel | tuple[Place | TorchModel, Place]
 
 
-# ---- plain values -------------------------------------------------------------------------------------------------
+# ---- plain values ----------------------------------------------------------------------------------------------------
 
 
 def as_text(value: Any) -> Any:
@@ -132,7 +132,7 @@ def load_plugin_files(plugins: Place | Sequence[Place]) -> list[str]:
     return files
 
 
-# ---- rows ---------------------------------------------------------------------------------------------------------
+# ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 def rows_or_folder(data: Place | RowTables | None) -> tuple[str | None, MemoryRows | None]:
@@ -175,7 +175,7 @@ def forget_rows(data: Any) -> MemoryRows | None:
     return as_memory_rows(data if is_mapping else {"forget": data})
 
 
-# ---- models -------------------------------------------------------------------------------------------------------
+# ---- models ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -214,7 +214,7 @@ def model_subject(function: str, model: ModelGiven, tokenizer: TokenizerLike | P
         yield ModelSubject("in-memory", load=lambda: wrap_model(held, tokenizer))
 
 
-# ---- results that are not kept ------------------------------------------------------------------------------------
+# ---- results that are not kept ---------------------------------------------------------------------------------------
 
 
 @contextmanager

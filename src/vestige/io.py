@@ -61,7 +61,7 @@ def decode_data(data: Any, form: type[T], what: str, remedy: str = "make it agai
     return msgspec.convert(data, form)
 
 
-# ---- one file, whole or not at all --------------------------------------------------------------------------------
+# ---- one file, whole or not at all ----------------------------------------------------------------------------------
 
 _DIGIT = re.compile("[0-9]")
 WORK = ".vestige"  # temporary files of a run are in this folder of its directory
@@ -121,7 +121,7 @@ def write_file(path: Path, data: bytes) -> None:
         half.write_bytes(data)
 
 
-# ---- JSON in one order --------------------------------------------------------------------------------------------
+# ---- JSON in one order ----------------------------------------------------------------------------------------------
 
 
 def json_text(data: Mapping[str, Any]) -> str:

@@ -55,7 +55,7 @@ LIST_KINDS = ("suites", "metrics", "handlers", "dialects", "models", "datasets",
 SOURCES = "directories of runs, sweeps, or result files; any mixture"
 PICTURES = "scatter, histogram, before-after, layers, recovery, trajectory, collapse"
 
-# ---- what is measured ---------------------------------------------------------------------------------------------
+# ---- what is measured ------------------------------------------------------------------------------------------------
 
 _MODEL = Option(
     "the model: a directory, .gguf file, PEFT adapter or hub id",
@@ -137,7 +137,7 @@ Cluster = Annotated[
 Dialect = Annotated[str | None, Option("which set of metric definitions to use", "NAME", "dialect", values=DIALECTS)]
 SystemPrompt = Annotated[str | None, Option("system prompt of every chat", "TEXT", "model.template_args.system_prompt")]
 
-# ---- where results go ---------------------------------------------------------------------------------------------
+# ---- where results go ------------------------------------------------------------------------------------------------
 
 _OUT = "where results go"
 Out = Annotated[
@@ -150,7 +150,7 @@ Overwrite = Annotated[bool, Option("start over: replace what is there already", 
 ShortenPaths = Annotated[bool, Option("write ~ for paths that name a person's home")]
 SkipBroken = Annotated[bool, Option("status 0 although runs were left out")]
 
-# ---- how a model is loaded and run --------------------------------------------------------------------------------
+# ---- how a model is loaded and run -----------------------------------------------------------------------------------
 
 _ARGS = "model.model_args"
 Dtype = Annotated[str | None, Option("precision of the weights", "NAME", f"{_ARGS}.torch_dtype", DTYPES)]
@@ -191,7 +191,7 @@ Seed = Annotated[int | None, Option("random seed", "N", "seed")]
 Temperature = Annotated[float, Option("sampling temperature", "X")]
 Tokenization = Annotated[str | None, Option("how prompt and answer become tokens", "NAME")]
 
-# ---- how a model is trained ---------------------------------------------------------------------------------------
+# ---- how a model is trained ------------------------------------------------------------------------------------------
 
 Epochs = Annotated[float | None, Option("passes over the rows", "N")]
 LearningRate = Annotated[float | None, Option("learning rate", "X")]
@@ -206,7 +206,7 @@ Lora = Annotated[int | None, Option("train an adapter (rank 8), not all", "RANK"
 EvalData = Annotated[str | None, Option("evaluate after each epoch on this folder", "DIR")]
 KeepBest = Annotated[str | None, Option("keep the best checkpoint: closest, or weights NAME=WEIGHT,...", "RULE")]
 
-# ---- depth --------------------------------------------------------------------------------------------------------
+# ---- depth -----------------------------------------------------------------------------------------------------------
 
 _UNLEARNED = Option("the checkpoints to measure", "PATH", several=True)
 Unlearned = Annotated[Place | Sequence[Place], _UNLEARNED]
@@ -223,7 +223,7 @@ EmScope = Annotated[str | None, Option("which tokens are scored", "entity|full")
 S1Cache = Annotated[Place | None, Option("where retain -> full is kept (OUT/s1_cache); or a published .json", "DIR")]
 AttnImplementation = Annotated[str | None, Option("how attention is computed", "sdpa|eager")]
 
-# ---- collapse -----------------------------------------------------------------------------------------------------
+# ---- collapse --------------------------------------------------------------------------------------------------------
 
 Rollouts = Annotated[Place | Sequence[Place], Option("a rollout file, or several", "ROLLOUTS")]
 RolloutWords = Annotated[
@@ -255,7 +255,7 @@ CloseTag = Annotated[str, Option("and ends before it (default: </think>)", "TEXT
 ReasoningPattern = Annotated[str | None, Option("instead of tags; its first group is the reasoning", "REGEX")]
 Unclosed = Annotated[str, Option("drop | keep reasoning without its close tag", "NAME")]
 
-# ---- attacks and audits -------------------------------------------------------------------------------------------
+# ---- attacks and audits ----------------------------------------------------------------------------------------------
 
 Attacks = Annotated[
     str | Sequence[str] | Mapping[str, float | Sequence[float] | None],
@@ -273,7 +273,7 @@ Skip = Annotated[
     Option("tests to leave out: layers, jailbreak, relearn, prune, quantise", "NAME,...", repeated=True),
 ]
 
-# ---- finished runs ------------------------------------------------------------------------------------------------
+# ---- finished runs ---------------------------------------------------------------------------------------------------
 
 RunPath = Annotated[Place, Option("a run directory")]
 RunOrResult = Annotated["Place | Result", Option("a run directory, or a Result")]
@@ -322,7 +322,7 @@ LeastUtility = Annotated[float, Option("least utility of a model that counts, as
 OwnThresholds = Annotated[bool, Option("s_mia_* by their own, not by their attack's")]
 Floor = Annotated[float, Option("axes: least value of a part", "X")]
 
-# ---- at scale -----------------------------------------------------------------------------------------------------
+# ---- at scale --------------------------------------------------------------------------------------------------------
 
 Gpus = Annotated[str | None, Option("one process for each of these GPUs", "ID,...", flag="gpu")]
 StartIdx = Annotated[int, Option("only the plan's models from this one on", "I")]
@@ -339,7 +339,7 @@ JobFile = Annotated[str | None, Option("YAML with the same settings", "FILE", fl
 JobKind = Annotated[str | None, Option("default: rayjob for sweep, job for the rest", "job|rayjob", flag="kind")]
 DryRun = Annotated[bool, Option("print it, do not submit it")]
 
-# ---- configuration ------------------------------------------------------------------------------------------------
+# ---- configuration ---------------------------------------------------------------------------------------------------
 
 ConfigDir = Annotated[Place | None, Option("your own config groups, before ours", "DIR")]
 ConfigName = Annotated[str | None, Option("the root configuration", "NAME", hidden=True)]
@@ -352,7 +352,7 @@ Plugins = Annotated[Place | Sequence[Place], Option(f"Python file, or files, {_P
 Progress = Annotated[bool, Option("progress bars on stderr")]
 NoDiffusion = Annotated[bool, Option("leave out the diffusion models")]
 
-# ---- words of a command -------------------------------------------------------------------------------------------
+# ---- words of a command ----------------------------------------------------------------------------------------------
 
 
 def _word(help: str, value: str, several: bool = False) -> Option:
@@ -457,7 +457,7 @@ _KEYS = {
 }  # fmt: skip
 
 
-# ---- Python functions ---------------------------------------------------------------------------------------------
+# ---- Python functions ------------------------------------------------------------------------------------------------
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
@@ -490,7 +490,7 @@ def _keyword_list(function: Callable[..., Any]) -> str:
     return "\n".join(lines)
 
 
-# ---- flags of other tools -----------------------------------------------------------------------------------------
+# ---- flags of other tools --------------------------------------------------------------------------------------------
 
 # The words that do the same here <- flags of other tools. A flag without a word of ours takes its own value along.
 SAME: dict[str, str] = {

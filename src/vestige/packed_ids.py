@@ -109,7 +109,7 @@ class Facts(LazySequence[Mapping[str, Any]]):
     __hash__ = None  # type: ignore[assignment]  # as of any list of mappings
 
 
-# ---- What token sequences share from their start on: sorted, each has to be compared with its neighbour only ------
+# ---- What token sequences share from their start on: sorted, each has to be compared with its neighbour only --------
 # In: Targets. Out: sequences in order, with how much of each was there before. Callers: collect/tree.py, which makes a
 # tree of it; engine/obtain.py and costs, which count.
 

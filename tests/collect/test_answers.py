@@ -165,7 +165,7 @@ def test_low_precision_is_reduced_in_float32(dtype: torch.dtype) -> None:
             assert got[target.key].logprob.dtype == np.float32
 
 
-# ---- memory -------------------------------------------------------------------------------------------------------
+# ---- memory ---------------------------------------------------------------------------------------------------
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, name: str, at: set[int], error: Exception) -> list[int]:
@@ -214,7 +214,7 @@ def test_another_error_is_not_taken_for_lack_of_memory(llama: Any, monkeypatch: 
         collect(collector(llama), family())
 
 
-# ---- resuming -----------------------------------------------------------------------------------------------------
+# ---- resuming -------------------------------------------------------------------------------------------------
 
 
 def test_done_jobs_are_skipped_and_the_rest_repeats_byte_for_byte(llama: Any) -> None:
@@ -247,7 +247,7 @@ def test_all_done_costs_nothing(llama: Any) -> None:
     assert collect(made, []) == {}
 
 
-# ---- verification -------------------------------------------------------------------------------------------------
+# ---- verification ---------------------------------------------------------------------------------------------
 
 
 class Deaf(torch.nn.Module):
@@ -386,7 +386,7 @@ def test_long_rows_attend_in_stretches_to_fewer_keys(llama: Any, monkeypatch: py
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is whole  # put back
 
 
-# ---- bfloat16 -----------------------------------------------------------------------------------------------------
+# ---- bfloat16 -------------------------------------------------------------------------------------------------
 
 
 class Clumsy(Deaf):

@@ -36,7 +36,7 @@ def same(a: Outcome, b: Outcome) -> None:
         np.testing.assert_allclose(x.astype(float), y.astype(float), rtol=1.2e-7, atol=2e-6, equal_nan=True)
 
 
-# ---- the harness itself -------------------------------------------------------------------------------------------
+# ---- the harness itself --------------------------------------------------------------------------------------------
 
 
 def test_devices_do_not_mix_and_numbers_are_real() -> None:
@@ -98,7 +98,7 @@ def test_gradients_and_views_are_those_of_the_tensor_inside() -> None:
         assert base.tolist() == [1, 6, 5, 0]
 
 
-# ---- every path ---------------------------------------------------------------------------------------------------
+# ---- every path ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.name)

@@ -163,7 +163,7 @@ def test_wants_are_told_apart() -> None:
     assert len({w.key for w in wants}) == 8
 
 
-# ---- the text classifier ------------------------------------------------------------------------------------------
+# ---- the text classifier --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def states_of(m: Any, plan: PatchPlan, ask: Any, batch: int) -> dict[str, torch.
     return {k: v for part in collect_states(m, ask, plan, batch) for k, v in part.items()}
 
 
-# ---- spans --------------------------------------------------------------------------------------------------------
+# ---- spans ------------------------------------------------------------------------------------------------------
 
 
 def test_contexts_are_the_published_ones() -> None:
@@ -123,7 +123,7 @@ def test_joint_tokens_are_those_of_the_whole_text() -> None:
         assert span.entity in tokenizer.decode(tokens.continuation[low:high])
 
 
-# ---- the published scores -----------------------------------------------------------------------------------------
+# ---- the published scores ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["fast", "plain"])
@@ -180,7 +180,7 @@ def test_mid_is_the_stream_and_not_only_what_the_norm_reads() -> None:
     assert np.abs(got - expected).max() < 1e-5
 
 
-# ---- architectures ------------------------------------------------------------------------------------------------
+# ---- architectures ----------------------------------------------------------------------------------------------
 
 COMMON: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -342,7 +342,7 @@ def test_out_of_memory_cuts_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(np.abs(found[k][0].logprob - expected[k][0].logprob).max() < 1e-5 for k in expected)
 
 
-# ---- parts of models ----------------------------------------------------------------------------------------------
+# ---- parts of models --------------------------------------------------------------------------------------------
 
 
 def test_components_are_found_or_refused_in_words() -> None:

@@ -81,7 +81,7 @@ def llama() -> Any:
     return model
 
 
-# ---- greedy -------------------------------------------------------------------------------------------------------
+# ---- greedy ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -217,7 +217,7 @@ def test_end_tokens_come_from_the_generation_config_else_the_tokenizer() -> None
     assert end_tokens(Thing(), Thing(eos_token_id=None)) == NO_EOS
 
 
-# ---- stop words ---------------------------------------------------------------------------------------------------
+# ---- stop words -----------------------------------------------------------------------------------------------
 
 
 def test_a_stop_word_over_several_tokens_ends_and_cuts_the_text(llama: Any) -> None:
@@ -256,7 +256,7 @@ def test_the_text_is_cut_at_the_end_text_and_stripped(llama: Any) -> None:
     assert collect(made, [request], {request.key: known})[request.key].text == "abc"
 
 
-# ---- proven prefixes ----------------------------------------------------------------------------------------------
+# ---- proven prefixes ------------------------------------------------------------------------------------------
 
 
 def scored(model: Any, targets: Sequence[Target]) -> list[tuple[Target, Any]]:
@@ -477,7 +477,7 @@ def test_a_model_without_numbers_proves_nothing() -> None:
             assert text.broken and text.ids == (BROKEN,) and text.text == ""
 
 
-# ---- sampling -----------------------------------------------------------------------------------------------------
+# ---- sampling -------------------------------------------------------------------------------------------------
 
 
 def test_sampling_is_reproducible_and_independent_of_the_batch(llama: Any) -> None:
@@ -558,7 +558,7 @@ def test_a_draw_for_all_rows_is_that_of_each_alone(settings: dict[str, Any]) -> 
     assert choose(scores, mixed)[0] == int(scores[0].argmax()) and choose(scores, mixed)[2] == BROKEN
 
 
-# ---- falling back -------------------------------------------------------------------------------------------------
+# ---- falling back ---------------------------------------------------------------------------------------------
 
 
 class Broken(torch.nn.Module):
@@ -642,7 +642,7 @@ def test_out_of_memory_takes_fewer_rows(llama: Any, monkeypatch: pytest.MonkeyPa
     assert [n.split(" texts")[0][-1] for n in made.cost.notes] == ["3", "1"]
 
 
-# ---- limits and resuming ------------------------------------------------------------------------------------------
+# ---- limits and resuming --------------------------------------------------------------------------------------
 
 
 def test_a_learned_position_table_ends_texts_and_refuses_prompts() -> None:
@@ -680,7 +680,7 @@ def test_done_batches_are_skipped(llama: Any) -> None:
     assert collect(made, []) == {}
 
 
-# ---- what may be asked --------------------------------------------------------------------------------------------
+# ---- what may be asked ----------------------------------------------------------------------------------------
 
 
 def test_generation_args_in_the_peers_words() -> None:

@@ -367,7 +367,7 @@ def test_a_job_carries_the_command_unchanged() -> None:
     assert "gpu.tpye" in vestige("job", "--set", "gpu.tpye=T4", "--dry-run", "--", *words, status=2).error
 
 
-# ---- diff, table, plot, view: from issue 32 on options of `compare` and `report` ----------------------------------
+# ---- diff, table, plot, view: from issue 32 on options of `compare` and `report` -------------------------------------
 
 
 def test_diff_names_the_cause_and_the_rows_that_moved(small_lab: Path) -> None:

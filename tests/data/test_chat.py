@@ -57,7 +57,7 @@ def only(made: Rows) -> Example:
     return example
 
 
-# ---- chat templates -----------------------------------------------------------------------------------------------
+# ---- chat templates -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("template", [CHATML, NEWLINE, NO_END])
@@ -83,7 +83,7 @@ def test_equals_apply_chat_template(template: str, shots: list[Any], args: dict[
     assert made.mismatches == 0
 
 
-# ---- tags ---------------------------------------------------------------------------------------------------------
+# ---- tags -----------------------------------------------------------------------------------------------------
 
 
 def test_tags_with_few_shots_and_system_text() -> None:
@@ -96,7 +96,7 @@ def test_tags_with_few_shots_and_system_text() -> None:
     assert got.full[0] == BOS
 
 
-# ---- the boundary -------------------------------------------------------------------------------------------------
+# ---- the boundary ---------------------------------------------------------------------------------------------
 
 GLUED = {**TAGS, "asst_start_tag": "on the ca"}  # with the answer "t sat" the tokenizer sees " cat"
 
@@ -142,7 +142,7 @@ def test_a_prompt_longer_than_prompt_and_answer_leaves_no_target(
     assert "data: 1 answer(s) leave no target tokens and are not scored (rows 0)" in caplog.text
 
 
-# ---- question and answer rows -------------------------------------------------------------------------------------
+# ---- question and answer rows ---------------------------------------------------------------------------------
 
 
 def test_an_example_carries_what_scoring_needs(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_lists_of_answers_may_be_ragged(tmp_path: Path) -> None:
     assert [e.label_text for e in made.examples[0]] == ["cat", "dog", "mat"]
 
 
-# ---- plain text ---------------------------------------------------------------------------------------------------
+# ---- plain text -----------------------------------------------------------------------------------------------
 
 
 def test_completion(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_pretraining_chunks(tmp_path: Path) -> None:
     assert len(rows(tmp_path, data, "PretrainingDataset", tok=tok, max_length=len(ids))) == 1
 
 
-# ---- hidden tokens ------------------------------------------------------------------------------------------------
+# ---- hidden tokens --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pad", [None, "</s>"])
@@ -230,7 +230,7 @@ def test_the_peers_mask_hides_turn_ends_when_pad_is_eos(tmp_path: Path, pad: str
     assert strict.target.hidden == strict.prompt.hidden == ()
 
 
-# ---- decoding -----------------------------------------------------------------------------------------------------
+# ---- decoding -------------------------------------------------------------------------------------------------
 
 
 def test_clean_up_as_in_transformers_4() -> None:

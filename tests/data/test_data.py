@@ -56,7 +56,7 @@ def fails(kind: type[UserError] = UserError, **hf_args: Any) -> str:
     return str(caught.value)
 
 
-# ---- formats ------------------------------------------------------------------------------------------------------
+# ---- formats --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet", "x.jsonl.gz", "x.json.gz"])
@@ -82,7 +82,7 @@ def test_csv_and_text(tmp_path: Path) -> None:
     assert read(path=plain) == [{"text": "first\u2028still"}, {"text": "second"}]
 
 
-# ---- directories and data_files -----------------------------------------------------------------------------------
+# ---- directories and data_files -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_limit_keeps_the_first_rows(tmp_path: Path) -> None:
         load_rows({"path": place}, limit=0)
 
 
-# ---- what can be wrong --------------------------------------------------------------------------------------------
+# ---- what can be wrong ----------------------------------------------------------------------------------------
 
 
 @one_test(
@@ -197,7 +197,7 @@ def test_faulty_files(tmp_path: Path, name: str, content: bytes, says: str) -> N
     assert str(place) in message
 
 
-# ---- the hub ------------------------------------------------------------------------------------------------------
+# ---- the hub --------------------------------------------------------------------------------------------------
 
 
 def no_network(*args: Any, **kwargs: Any) -> None:

@@ -51,7 +51,7 @@ def gap(loaded: LoadedModel, name: str) -> float:
     return max(float((s - LOGITS[f"{name}.single{i}"].view_as(s)).abs().max()) for i, s in enumerate(single))
 
 
-# ---- loading ------------------------------------------------------------------------------------------------------
+# ---- loading ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -232,7 +232,7 @@ def test_fingerprints_are_of_the_published_files(tmp_path: Path) -> None:
     assert fingerprint(ModelArgs(str(path))) != plain
 
 
-# ---- tokenizers ---------------------------------------------------------------------------------------------------
+# ---- tokenizers -------------------------------------------------------------------------------------------------
 
 
 def test_dreams_tokenizer_without_its_code(capfd: pytest.CaptureFixture[str]) -> None:
@@ -253,7 +253,7 @@ def test_dreams_tokenizer_without_its_code(capfd: pytest.CaptureFixture[str]) ->
     assert list(ids) == expected["chat_ids"]
 
 
-# ---- adapters -----------------------------------------------------------------------------------------------------
+# ---- adapters ---------------------------------------------------------------------------------------------------
 
 
 def adapter(path: Path, base: Path, **settings: Any) -> Any:
@@ -313,7 +313,7 @@ def test_adapters_that_do_not_fit(tmp_path: Path) -> None:
         loaded_from(tmp_path / "a")
 
 
-# ---- saving -------------------------------------------------------------------------------------------------------
+# ---- saving -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -347,7 +347,7 @@ def test_a_tied_model_is_saved_without_its_head(tmp_path: Path) -> None:
     assert torch.equal(rows(loaded_from(tmp_path / "again"), SEQUENCES[:1])[0], rows(loaded, SEQUENCES[:1])[0])
 
 
-# ---- broken folders, through the command line ---------------------------------------------------------------------
+# ---- broken folders, through the command line -------------------------------------------------------------------
 
 
 def refused(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:

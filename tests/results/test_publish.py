@@ -153,7 +153,7 @@ def test_a_card_names_a_data_set_of_the_hub(tmp_path: Path) -> None:
         FILES["hub"](ACCOUNT, Destination(tmp_path, dataset="no such form"))
 
 
-# ---- runs ---------------------------------------------------------------------------------------------------------
+# ---- runs -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def test_the_command_replaces_its_own_files_only(
     assert (tmp_path / "else" / "publication.json").read_text() == "mine"
 
 
-# ---- refusals -----------------------------------------------------------------------------------------------------
+# ---- refusals -------------------------------------------------------------------------------------------------------
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

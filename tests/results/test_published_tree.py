@@ -28,7 +28,7 @@ def body(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
-# ---- report -------------------------------------------------------------------------------------------------------
+# ---- report ------------------------------------------------------------------------------------------------------
 
 
 def test_legacy_is_not_read_and_one_line_says_so(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +92,7 @@ def test_a_finished_meta_eval_comes_before_the_trees_own_values(tree: Path, caps
     assert [m["r"] for m in report["meta"]["metrics"]] == pytest.approx([m["r"] for m in fresh["meta"]["metrics"]])
 
 
-# ---- import and meta ----------------------------------------------------------------------------------------------
+# ---- import and meta ---------------------------------------------------------------------------------------------
 
 
 def test_import_judges_metrics_by_the_trees_pools_and_attacks(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_meta_reads_the_files_of_the_attacks(tree: Path, capsys: pytest.CaptureF
     assert "holds no {quant,relearn}/results.json" in capsys.readouterr().err
 
 
-# ---- verify -------------------------------------------------------------------------------------------------------
+# ---- verify ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

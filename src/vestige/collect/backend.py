@@ -164,7 +164,7 @@ def end_words(tokenizer: Any, eos: frozenset[int]) -> str:
     return str(tokenizer.decode([end])) if eos and end is not None else ""
 
 
-# ---- When a text is over, and what it reads as: the same for a model in this process and for a served one ---------
+# ---- When a text is over, and what it reads as: the same for a model in this process and for a served one -----------
 # In: a request and the tokens made so far. Out: whether it goes on; in the end a Text. Callers: collect/texts.py and
 # servers/served.py. No model runs here.
 
@@ -224,7 +224,7 @@ class StopRule:
         }
 
 
-# ---- Texts out of a sampler's windows: how one is asked for, and where it ends. No model runs here ----------------
+# ---- Texts out of a sampler's windows: how one is asked for, and where it ends. No model runs here ------------------
 # In: a Request, or the ids of a finished window. Out: the DenoiseWant that makes it, or its ids up to the end.
 # Callers: collect/diffusion.py, costs/estimate.py, integrations/lm_eval_diffusion.py.
 

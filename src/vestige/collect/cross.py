@@ -347,7 +347,7 @@ def _part(tree: Tree, row: PackedRow, members: list[int]) -> CrossPart:
     return CrossPart(row, stretches(row), scored.tolist(), members, where, label, cuts)
 
 
-# ---- One prompt read once, then many continuations of it as one packed row that looks back at its keys ------------
+# ---- One prompt read once, then many continuations of it as one packed row that looks back at its keys --------------
 # The keys and values of the prompt stand in a cache of one row. The continuations form a prefix tree, laid out depth
 # first as in tree.py; every token looks at the whole prompt and at its own ancestors. Nothing is copied per
 # continuation, and the next prompt keeps what it shares with this one.

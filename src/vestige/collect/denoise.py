@@ -319,7 +319,7 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
     raise UserError(f"'{path}' is not a file of tensors; give .safetensors, .npz, .npy or .pt.")
 
 
-# ---- Whole logits of single windows, for metrics that are handed a step of a denoising path as a model ------------
+# ---- Whole logits of single windows, for metrics that are handed a step of a denoising path as a model --------------
 # Everything else reads reductions (collect/denoise.py). Here the path is walked once more, one prompt at a time;
 # windows are kept as long as there is room, and the others are made each time they are asked for.
 #

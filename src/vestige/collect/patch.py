@@ -69,7 +69,7 @@ def make_plan(model: Any, layers: Sequence[int] | None = None, last_layer: str =
     return PatchPlan(chosen, last_layer)
 
 
-# ---- hooks --------------------------------------------------------------------------------------------------------
+# ---- hooks ------------------------------------------------------------------------------------------------------
 
 
 def hidden_of(output: Any) -> torch.Tensor:
@@ -167,7 +167,7 @@ def head_input(model: Any, read: Callable[[torch.Tensor], None] | None) -> Itera
         handle.remove()
 
 
-# ---- states of a source -------------------------------------------------------------------------------------------
+# ---- states of a source -----------------------------------------------------------------------------------------
 
 
 def padded(wants: Sequence[PatchWant], device: Any) -> dict[str, torch.Tensor]:
@@ -215,7 +215,7 @@ def source_states(
     return {w.key: part.clone() for w, part in zip(wants, stacked.split(sizes, dim=1), strict=True)}
 
 
-# ---- the plain way ------------------------------------------------------------------------------------------------
+# ---- the plain way ----------------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -260,7 +260,7 @@ def layered(arrays: Mapping[str, Array]) -> TokenStats:
     return TokenStats(**{k: arrays[k] for k in ARRAY_FIELDS}, order=np.arange(n), steps=n)
 
 
-# ---- is it right for this model? ----------------------------------------------------------------------------------
+# ---- is it right for this model? --------------------------------------------------------------------------------
 
 
 @torch.inference_mode()

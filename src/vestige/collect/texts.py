@@ -379,7 +379,7 @@ class TextCollector:
         return logits_at(self.model, index, **inputs, use_cache=False)
 
 
-# ---- One text in the making ---------------------------------------------------------------------------------------
+# ---- One text in the making -----------------------------------------------------------------------------------------
 # In: a Request, what scoring has shown of its text, and what scoring lets one guess of it. Out: the tokens so far, and
 # what the model must be given next. Callers: collect/texts.py and collect/texts.py.
 
@@ -443,7 +443,7 @@ class TextRow:
         )
 
 
-# ---- Prompts through the model, before decoding begins ------------------------------------------------------------
+# ---- Prompts through the model, before decoding begins --------------------------------------------------------------
 # Packed like answers to be scored: a beginning that prompts share (a system prompt, or all of it where one prompt is
 # sampled often) goes through the model once, and nothing is padded. Behind its prompt each row may carry a draft,
 # tokens that it probably continues with; the logits at the draft confirm them or not, under generation's own mask and

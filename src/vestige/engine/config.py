@@ -420,7 +420,7 @@ def _names(only: list[str], library: ConfigLibrary) -> dict[str, str]:
     return out
 
 
-# ---- from options -------------------------------------------------------------------------------------------------
+# ---- from options ----------------------------------------------------------------------------------------------------
 
 # Options that mean something to one kind of evaluation only; for the other kind they would change nothing.
 METRICS_ONLY = ("data", "retain_logs", "reference_model", "full", "dialect", "batch_tokens", "seed", "cluster")
@@ -558,7 +558,7 @@ def _task_name(out: Any, model: Any, suite: str | None, overrides: Sequence[str]
     return f"{suite or 'eval'}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name).removesuffix('.gguf')}"
 
 
-# ---- several runs from comma lists --------------------------------------------------------------------------------
+# ---- several runs from comma lists ---------------------------------------------------------------------------------
 
 
 def expand_choices(overrides: Sequence[str]) -> list[list[str]]:

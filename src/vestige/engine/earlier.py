@@ -57,7 +57,7 @@ def remove_results(run: RunDirectory) -> None:
     run.forget()  # last: until then the manifest says what the others are
 
 
-# ---- metrics ------------------------------------------------------------------------------------------------------
+# ---- metrics ---------------------------------------------------------------------------------------------------------
 
 
 def with_earlier_metrics(config: RunConfig, before: Mapping[str, Any]) -> RunConfig:
@@ -171,7 +171,7 @@ def _changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return "; ".join(changes)
 
 
-# ---- tasks --------------------------------------------------------------------------------------------------------
+# ---- tasks -----------------------------------------------------------------------------------------------------------
 
 
 def with_earlier_tasks(config: HarnessConfig, before: Mapping[str, Any], evidence: str) -> HarnessConfig:

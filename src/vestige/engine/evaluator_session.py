@@ -235,7 +235,7 @@ def _hooks(model: Any) -> str:
     return content_key(repr(found).encode())[:8]
 
 
-# ---- metrics that run a model themselves --------------------------------------------------------------------------
+# ---- metrics that run a model themselves ---------------------------------------------------------------------------
 
 
 def run_with_model(prepared: Prepared, model: ModelHandle, batch_size: int) -> Live:
@@ -261,7 +261,7 @@ def run_at_steps(prepared: Prepared, model: ModelHandle, tokenizer: Any, batch_s
     return run
 
 
-# ---- what an evaluator reports ------------------------------------------------------------------------------------
+# ---- what an evaluator reports -------------------------------------------------------------------------------------
 
 
 def evaluated(

@@ -61,7 +61,7 @@ def _written(made: Made, out: Path) -> str:
     return _page(made.head, made.table, made.notes, places)
 
 
-# ---- faithfulness -------------------------------------------------------------------------------------------------
+# ---- faithfulness ------------------------------------------------------------------------------------------------
 
 
 def _faithfulness(ask: MetaAsk) -> Made:
@@ -116,7 +116,7 @@ def _faithful_notes(judged: Judged) -> list[str]:
     return [*out, *_skipped(judged)]
 
 
-# ---- robustness ---------------------------------------------------------------------------------------------------
+# ---- robustness --------------------------------------------------------------------------------------------------
 
 
 def _robustness(ask: MetaAsk) -> Made:
@@ -246,7 +246,7 @@ def _emptied(judged: Judged) -> str:
     return f"the filters leave no model for {whose}: {said or 'no model was given'}"
 
 
-# ---- axes ---------------------------------------------------------------------------------------------------------
+# ---- axes --------------------------------------------------------------------------------------------------------
 
 
 def _axes(ask: MetaAsk) -> Made:
@@ -332,7 +332,7 @@ def import_tree(
     return "\n\n".join(pages)
 
 
-# ---- the verdict --------------------------------------------------------------------------------------------------
+# ---- the verdict -------------------------------------------------------------------------------------------------
 
 
 def _verdict(ask: MetaAsk) -> Made:
@@ -345,7 +345,7 @@ def _verdict(ask: MetaAsk) -> Made:
     return Made(made, {"models": [m.name for m in models]}, head, bench_lines(body, shown), [])
 
 
-# ---- shared -------------------------------------------------------------------------------------------------------
+# ---- shared ------------------------------------------------------------------------------------------------------
 
 
 def _beside(ask: MetaAsk, given: Path | None, usual: str) -> Path | None:

@@ -89,7 +89,7 @@ def _reads_shared_keys(dtype: torch.dtype) -> bool:
     return torch.equal(shared, scaled_dot_product_attention(query, keys, values, attn_mask=mask))
 
 
-# ---- what goes to a device, and what comes out of the output layer ------------------------------------------------
+# ---- what goes to a device, and what comes out of the output layer ----------------------------------------------
 
 # Page-locked memory for what goes to a GPU: the copy then overlaps with work. Never run yet, so off (docs/gpu.md).
 PINNED = False
@@ -164,7 +164,7 @@ def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return out[:, None]
 
 
-# ---- Packed trees without a dense mask: torch's FlexAttention, with the rule of the tree instead of its cells -----
+# ---- Packed trees without a dense mask: torch's FlexAttention, with the rule of the tree instead of its cells -------
 # Off unless `FLEX_TREES` is set: on a GPU, where it is meant to help, it has never run (docs/gpu.md). The kernel is
 # compiled on first use. Which blocks of a row hide everything is found once per batch, and all layers share it.
 FLEX_TREES = False  # only for models with sdpa attention

@@ -211,7 +211,7 @@ def need_package(package: str, extra: str, purpose: str) -> None:
         raise UserError(f"To use {purpose}, install {package}: {how_to_install(extra)}.")
 
 
-# ---- settings of config.json and generation_config.json -----------------------------------------------------------
+# ---- settings of config.json and generation_config.json ---------------------------------------------------------
 
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
@@ -338,7 +338,7 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     return None
 
 
-# ---- Does a model that is to be scored from left to right look at later tokens? -----------------------------------
+# ---- Does a model that is to be scored from left to right look at later tokens? -------------------------------------
 # Code that a checkpoint brings may attend to a whole block (block diffusion), and a configuration may make an encoder
 # of a decoder. Their log-probabilities read as those of a causal model say how well the model copies, not what it
 # knows.
@@ -382,7 +382,7 @@ def check_causal(model: Any, name: str) -> None:
         )
 
 
-# ---- What a load read, and what it did not ------------------------------------------------------------------------
+# ---- What a load read, and what it did not ----
 
 ALLOW_UNUSED = "allow_unused_tensors"
 

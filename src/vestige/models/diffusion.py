@@ -210,7 +210,7 @@ def _ids(*values: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(v) for v in flat))
 
 
-# ---- DiffusionGemma: a model that denoises canvases of uniformly drawn tokens. It has no mask token ---------------
+# ---- DiffusionGemma: a model that denoises canvases of uniformly drawn tokens. It has no mask token -----------------
 # Only its text part is used. The vision part of a checkpoint is not read: a tiny stand-in takes its place while the
 # model is built, and is taken out afterwards.
 

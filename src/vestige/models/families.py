@@ -378,7 +378,7 @@ def _not_covered(family: Family, setting: str, config: FamilyConfig, covered: tu
     )
 
 
-# ---- names of tensors ---------------------------------------------------------------------------------------------
+# ---- names of tensors -------------------------------------------------------------------------------------------
 
 
 def renamings(family: Family) -> dict[str, str] | None:
@@ -421,7 +421,7 @@ def _pattern(source: str) -> str:
     return "^" + r"(\d+)".join(re.escape(part) for part in source.split("{n}"))
 
 
-# ---- A family that was read into transformers' own class, written again in its published layout -------------------
+# ---- A family that was read into transformers' own class, written again in its published layout ---------------------
 
 SHARD = "5GB"  # as transformers cuts them
 WRITTEN = ("config.json", "adapter_config.json", "*.index.json")  # of the small files: ours, not the original's

@@ -120,7 +120,7 @@ class _Slice:
             return file.get_slice(self.name)[index].clone()
 
 
-# ---- Code that is not ours and came with a checkpoint: what it raises becomes one sentence ------------------------
+# ---- Code that is not ours and came with a checkpoint: what it raises becomes one sentence --------------------------
 
 OURS = str(Path(__file__).parent.parent)
 

@@ -126,7 +126,7 @@ class SlotCache(Cache):
             slot.resize(first, columns)
 
 
-# ---- Attention of a staircase's rows: each looks at the clean prefix and at its own tokens, never at other row
+# ---- Attention of a staircase's rows: each looks at the clean prefix and at its own tokens, never at other rows -----
 # As one dense attention every row would look at every row, masked, and the prefix would be copied in front of the
 # rows in every block. Here the scores of both parts are made apart, over keys that stay where they are, and share one
 # softmax:

@@ -384,7 +384,7 @@ def _explain(error: BaseException, place: Place, device: str) -> UserError:
     return UserError(f"'{place.name}' could not be loaded: {said}")
 
 
-# ---- PEFT adapters: put on their base, and translated where they were trained on the published code of a famil
+# ---- PEFT adapters: put on their base, and translated where they were trained on the published code of a family -----
 # Such an adapter calls modules by the published names (`blocks.3.ff_out`), in its tensors and in its configuration.
 # Which modules its configuration means is asked of peft itself, with the published names: suffixes, patterns and ranges
 # of layers keep their meaning, and what they picked is handed on as full names.

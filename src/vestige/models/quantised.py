@@ -100,7 +100,7 @@ def _plain(weight: Any, bias: Any, dtype: Any) -> Any:
     return layer.eval()
 
 
-# ---- One parse of a GGUF file for everyone who asks for it --------------------------------------------------------
+# ---- One parse of a GGUF file for everyone who asks for it ----------------------------------------------------------
 # transformers parses the whole file for the tokenizer, again for the configuration and again for the weights, and
 # each time every string of the vocabulary becomes an array of its own: seconds, where the weights themselves take
 # one. It also builds the same table of tensor names again for every module of the model.
@@ -174,7 +174,7 @@ def _value(fields: Any, name: str) -> Any:
     return None if field is None else field.parts[field.data[0]]
 
 
-# ---- Low precision on this CPU: does a matrix product in it end the process? --------------------------------------
+# ---- Low precision on this CPU: does a matrix product in it end the process? ----------------------------------------
 # Some virtual machines announce AMX, and the instructions raise SIGILL: the first product in bfloat16 ends the
 # process. Nothing that a CPU says of itself shows it. So one product is made in a child before the first in this
 # process, and if a signal ends the child, oneDNN is told to do without AMX. oneDNN reads that setting at the first

@@ -231,7 +231,7 @@ def _json_files(path: Path, depth: int) -> Iterator[Path]:
             yield from _json_files(inner, depth - 1)
 
 
-# ---- sources in the report ----------------------------------------------------------------------------------------
+# ---- sources in the report ---------------------------------------------------------------------------------------
 
 
 def digest(path: Path) -> str:

@@ -155,7 +155,7 @@ def summary(report: Report, out: Path) -> str:
     return "\n".join([*lines, f"files: {out / REPORT}, {out / PAGE}"])
 
 
-# ---- paired differences -------------------------------------------------------------------------------------------
+# ---- paired differences ------------------------------------------------------------------------------------------
 
 
 def _comparisons(work: PageWork, pairs: Sequence[tuple[str, str]]) -> Iterator[list[dict[str, Any]]]:
@@ -212,7 +212,7 @@ def _difference(d: Difference) -> dict[str, Any]:
     return {**body, **({"of": d.of} if d.of else {})}
 
 
-# ---- traces of denoising ------------------------------------------------------------------------------------------
+# ---- traces of denoising -----------------------------------------------------------------------------------------
 
 
 def _add_heat(report: Report, found: FoundRuns, source: RunSource, model: str) -> None:

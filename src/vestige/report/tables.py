@@ -152,7 +152,7 @@ def _meta_cell(metric: Mapping[str, object], column: str) -> Cell:
     return Cell("" if found is None else str(found))
 
 
-# ---- writing ------------------------------------------------------------------------------------------------------
+# ---- writing -----------------------------------------------------------------------------------------------------
 
 
 def shown(cell: Cell, look: TableLook) -> str:

@@ -31,7 +31,7 @@ from vestige.types import Score
 
 TASK = "sweep_task.json"  # what a sweep notes beside a run it made
 
-# ---- verify -------------------------------------------------------------------------------------------------------
+# ---- verify -----------------------------------------------------------------------------------------------------
 
 
 def _check(path: Path, finished: Manifest | None) -> Iterator[Finding]:
@@ -112,7 +112,7 @@ def _changed(path: Path, digest: str | None) -> str:
     return ""
 
 
-# ---- score --------------------------------------------------------------------------------------------------------
+# ---- score ------------------------------------------------------------------------------------------------------
 
 
 def _score(path: Path, how: Rescoring) -> str:
@@ -124,7 +124,7 @@ def _score(path: Path, how: Rescoring) -> str:
     return "\n".join(["", head, "", table, "", f"files: {', '.join(str(f) for f in outcome.files)}"])
 
 
-# ---- report -------------------------------------------------------------------------------------------------------
+# ---- report -----------------------------------------------------------------------------------------------------
 
 
 def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
@@ -162,7 +162,7 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {k: str(v) for k, v in facts.items() if v}
 
 
-# ---- compare, sweep, pack -----------------------------------------------------------------------------------------
+# ---- compare, sweep, pack ---------------------------------------------------------------------------------------
 
 
 def _values(path: Path) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _parts(file: Path, body: Mapping[str, Any]) -> Iterator[Part]:
         yield Part(what, file, body, said.get(what), ask_again(said.get(what), file.parent))
 
 
-# ---- sources ------------------------------------------------------------------------------------------------------
+# ---- sources -----------------------------------------------------------------------------------------------------
 
 
 def _sources(place: Path, part: Part, out: Checked) -> bool:
@@ -162,7 +162,7 @@ def _named_sources(place: Path, part: Part, out: Checked) -> bool:
     return False
 
 
-# ---- models and numbers -------------------------------------------------------------------------------------------
+# ---- models and numbers ------------------------------------------------------------------------------------------
 
 
 def _again(place: Path, part: Part, ask: MetaAsk, out: Checked) -> None:
@@ -219,7 +219,7 @@ def _models(part: Part, made: Made, out: Checked) -> bool:
     return alike
 
 
-# ---- labels and formulas ------------------------------------------------------------------------------------------
+# ---- labels and formulas -----------------------------------------------------------------------------------------
 
 
 def _axes_labels(file: Path, body: Mapping[str, Any], out: Checked) -> None:
@@ -277,7 +277,7 @@ def _other(file: Path, what: str, said: Any, made: float | None, tolerance: floa
     return "" if alike else f"{file}: {what} is {said}, its formula gives {made}; {AGAIN['robustness']}."
 
 
-# ---- keys ---------------------------------------------------------------------------------------------------------
+# ---- keys --------------------------------------------------------------------------------------------------------
 
 
 def _keys(place: Path, bodies: Mapping[Path, Any], parts: list[Part], out: Checked) -> None:

@@ -80,7 +80,7 @@ def explain_difference(a: Path, b: Path, rows: int = 3, metrics: Sequence[str] |
     return "\n".join(lines)
 
 
-# ---- the parts of a run -------------------------------------------------------------------------------------------
+# ---- the parts of a run ----------------------------------------------------------------------------------------------
 
 
 def compare_parts(a: Manifest, b: Manifest, edited: Mapping[str, list[str]]) -> list[RunPart]:
@@ -298,7 +298,7 @@ def verdict(parts: Sequence[RunPart], changes: Sequence[MetricChange], edited: M
     return f"Verdict: the runs differ only in the {names}: {words}: {cause}.{caveat}"
 
 
-# ---- metrics and rows ---------------------------------------------------------------------------------------------
+# ---- metrics and rows ------------------------------------------------------------------------------------------------
 
 
 def stored_rows(run: Path) -> dict[str, Rows]:

@@ -19,7 +19,7 @@ FactsForm = dict[str, Any]
 Cell = float | list[float | None] | None  # of a row: one value, or one for each of its answers
 Ends = tuple[Number, Number]
 
-# ---- results ------------------------------------------------------------------------------------------------------
+# ---- results --------------------------------------------------------------------------------------------------------
 
 
 class RowForm(TypedDict, total=False):
@@ -83,7 +83,7 @@ class Stat(TypedDict, total=False):
     value: Number
 
 
-# ---- manifests ----------------------------------------------------------------------------------------------------
+# ---- manifests ------------------------------------------------------------------------------------------------------
 
 
 class ClustersForm(TypedDict):
@@ -220,7 +220,7 @@ class LooseManifest(TypedDict, total=False):
     versions: FactsForm | None
 
 
-# ---- runs, as a report finds them ---------------------------------------------------------------------------------
+# ---- runs, as a report finds them -----------------------------------------------------------------------------------
 
 
 class Evaluation(TypedDict):

@@ -135,7 +135,7 @@ def block_size(denoising: Denoising) -> int:
     return denoising.block_size or 32
 
 
-# ---- One sample and one pass --------------------------------------------------------------------------------------
+# ---- One sample and one pass ----
 
 
 @dataclass
@@ -205,7 +205,7 @@ class Places:
         return torch.tensor(list(values))[self.row]
 
 
-# ---- Random numbers that belong to a sample, not to a batch -------------------------------------------------------
+# ---- Random numbers that belong to a sample, not to a batch ---------------------------------------------------------
 # Each sample has its own generator, seeded by the run's seed and the sample's tokens. Whatever else is in the batch,
 # and in whatever order, the same sample draws the same numbers. They are drawn on the CPU, so a GPU changes nothing.
 # DiffusionGemma can also be sampled with the numbers that transformers' `generate` draws (SharedNoise), which belong

@@ -51,15 +51,19 @@ class Template:
             raise UserError(f"Unknown template_args: {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")
         args.pop("max_length", None)
         for key, value in args.items():
-            flag = key in ("apply_chat_template", "add_special_tokens")
-            if not isinstance(value, (bool, int)) if flag else not isinstance(value, (str, type(None))):
-                raise UserError(f"template_args.{key} must be {'true or false' if flag else 'text'}, it is {value!r}.")
+            if key in ("apply_chat_template", "add_special_tokens"):
+                if not isinstance(value, (bool, int)):
+                    raise UserError(f"template_args.{key} must be true or false, it is {value!r}.")
+            elif value is not None and not isinstance(value, str):
+                raise UserError(f"template_args.{key} must be text, it is {value!r}.")
         try:
             whole_characters(args)
         except ValueError as error:
             raise UserError(f"template_args cannot be text for a model: {error}; write it in UTF-8.") from None
-        tags = {k: (v or "") for k, v in args.items() if k.endswith("_tag")}
-        return cls(**{**args, **tags})
+        for key in args:
+            if key.endswith("_tag"):
+                args[key] = args[key] or ""
+        return cls(**args)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,10 @@ class Encoder:
         self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair] = (), max_length: int | None = None
     ) -> list[Encoded]:
         """Prompt and answer of each pair as token ids."""
-        return [e for part in self.parts(pairs, few_shot, max_length) for e in part]
+        out = []
+        for part in self.parts(pairs, few_shot, max_length):
+            out += part
+        return out
 
     def parts(
         self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair] = (), max_length: int | None = None
@@ -118,8 +125,8 @@ class Encoder:
 
     def _encoded(self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair], cut: int | None) -> list[Encoded]:
         if self.template.apply_chat_template:
-            asked = {q: self._chat_text(q, few_shot) for q in dict(pairs)}  # once, though several answers share it
-            prompts = [asked[q] for q, _ in pairs]
+            prompt_of = {q: self._chat_text(q, few_shot) for q in dict(pairs)}  # once, though several answers share it
+            prompts = [prompt_of[q] for q, _ in pairs]
             fulls = [self._chat_text(q, few_shot, answer=a) for q, a in pairs]
             special = False  # the template writes its own special tokens
         else:
@@ -214,11 +221,14 @@ class Encoder:
             return len(before)
         # A template may write more after the question when it asks than when it quotes the answer (<think>): the
         # answer begins where the two texts part.
-        same = zip(prompt, full, strict=False)
-        edge = next((i for i, (a, b) in enumerate(same) if a != b), min(len(prompt), len(full)))
+        edge = 0
+        while edge < min(len(prompt), len(full)) and prompt[edge] == full[edge]:
+            edge += 1
         offsets = self.tokenizer(full, add_special_tokens=special, return_offsets_mapping=True)["offset_mapping"]
-        inside = (i for i, (_, end) in enumerate(offsets) if end > edge)
-        return next(inside, len(after))
+        for i, (_, end) in enumerate(offsets):
+            if end > edge:  # the first token that reaches into the answer's characters
+                return i
+        return len(after)
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         return decode_texts(self.tokenizer, batch)

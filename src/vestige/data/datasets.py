@@ -186,13 +186,17 @@ def build_rows(name: str, config: Mapping[str, Any], context: Context, limit: in
 def _facts(rows: Sequence[Row], args: Args, context: Context) -> Facts:
     """The columns that say what a row is about, where they hold text or lists of it."""
     names = {"question": args.get("question_key", "question"), "answer": args.get("answer_key", "answer")}
-
-    def kept(value: Any) -> Any:
-        if isinstance(value, list):
-            return [context.text(v) if isinstance(v, str) else v for v in value] or None
-        return context.text(value) if isinstance(value, str) and value else None
-
-    return Facts({fact: [kept(row.get(names.get(fact, fact))) for row in rows] for fact in FACTS}, len(rows))
+    columns: dict[str, list[Any]] = {}
+    for fact in FACTS:
+        cells: list[Any] = []
+        for row in rows:
+            value = row.get(names.get(fact, fact))
+            if isinstance(value, list):
+                cells.append([context.text(v) if isinstance(v, str) else v for v in value] or None)
+            else:
+                cells.append(context.text(value) if isinstance(value, str) and value else None)
+        columns[fact] = cells
+    return Facts(columns, len(rows))
 
 
 PICTURES = ("image", "images", "pixel_values")
@@ -437,7 +441,7 @@ def entities(rows: list[Row], args: Args, context: Context) -> tuple[Examples, b
 
 
 def tokenised(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
-    """TokenDataset: rows of `input_ids` and `labels` (-100: not scored), in any of the layouts of data/datasets.py.
+    """TokenDataset: rows of `input_ids` and `labels` (-100: not scored), in any of the layouts above.
 
     With `predict_with_generate` the `input_ids` are the prompt alone. `attention_mask` tells padding from tokens;
     without one every pad token of a prompt-only row is padding.
@@ -459,7 +463,11 @@ def tokenised(rows: list[Row], args: Args, context: Context) -> tuple[Examples, 
         prompt = prompt_ids(ids, labels, mask, only)
         answer = [t for t in labels[generation_start(ids, labels, mask, only) :] if t != IGNORE]
         text = words(answer, skip_special_tokens=True)
-        problem = "" if prompt and answer else "its labels hold no answer" if prompt else "it has no prompt"
+        problem = ""
+        if not prompt:
+            problem = "it has no prompt"
+        elif not answer:
+            problem = "its labels hold no answer"
         target = None if problem else context.target([*prompt, *answer], len(prompt))
         asked = words(list(prompt), skip_special_tokens=True)
         out.append([Example(str(i), target, context.prompt(prompt), text, asked, text, text, problem)])

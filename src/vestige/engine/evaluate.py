@@ -399,7 +399,7 @@ def _has_code(suite: SuiteSpec) -> bool:
 
 def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
     """Where these rows make a metric another number than its short name means."""
-    from vestige.suites.definitions import differs_for_some_rows
+    from vestige.suites.dialect_points import differs_for_some_rows
 
     found = []
     for said, full in config.asked_as.items():

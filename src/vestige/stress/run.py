@@ -359,12 +359,13 @@ def explained(rows: Sequence[AttackRow]) -> str:
 
 def judged(out: Path) -> list[str]:
     """What each attack says, as the verdict judges it: against the control, over all budgets."""
-    from vestige.verdict.judge import JudgeAsk, judge_runs
+    from vestige.verdict.judge import judge
+    from vestige.verdict.runs import read_runs
 
     before = {who: out / "evals" / who / "before" for who in ("model", "retain")}
     if not all(any(place.glob("*_EVAL.json")) for place in before.values()):
         return []  # without a control nothing can be judged
-    found = judge_runs(JudgeAsk([before["model"]], retain=[before["retain"]], stress=[out]))
+    found = judge(read_runs([before["model"]], retain=[before["retain"]], stress=[out]))
     return [e["text"] for e in found["evidence"] if e["panel"] == "attacks"]
 
 

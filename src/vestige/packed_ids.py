@@ -136,14 +136,18 @@ def in_turn(codes: Sequence[Array]) -> Iterator[tuple[int, Array, int]]:
     # Bytes, the highest first: they sort as the numbers do, and take a tenth of the memory of lists of them.
     for i in sorted(range(len(codes)), key=lambda i: codes[i].astype(">u4").tobytes()):
         mine = codes[i]
-        yield i, mine, _common(before, mine)
+        yield i, mine, common_prefix(before, mine)
         before = mine
 
 
-def _common(a: Array, b: Array) -> int:
-    """The length of the common prefix."""
+def common_prefix(a: Sequence[int] | Array, b: Sequence[int] | Array) -> int:
+    """How many tokens two sequences begin with alike.
+
+    >>> common_prefix((5, 6, 7), (5, 6)), common_prefix((1,), (2,))
+    (2, 0)
+    """
     n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
+    differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
     return int(differ[0]) if len(differ) else n
 
 

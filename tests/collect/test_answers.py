@@ -350,8 +350,8 @@ def test_rotary_models_read_on_beyond_their_trained_length(llama: Any) -> None:
 
 
 def test_limits_follow_the_machine() -> None:
-    assert default_limits(50_000, on_gpu=True).tokens > default_limits(50_000, on_gpu=False).tokens
-    assert default_limits(50_000, on_gpu=False, tokens=7).tokens == 7
+    assert default_limits(on_gpu=True).tokens > default_limits(50_000, on_gpu=False).tokens
+    assert default_limits(on_gpu=False, tokens=7).tokens == 7
 
 
 def test_a_target_needs_a_label_and_something_before_it() -> None:

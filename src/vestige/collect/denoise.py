@@ -39,64 +39,62 @@ CANVAS_COPIES = 6
 
 
 @dataclass
-class Planes:
-    """The flat results of a batch's passes, put in their places at the end."""
+class PassRecorder:
+    """Reduces each forward pass of a batch; the flat results are put in their places at the end."""
 
     labels: Array  # (samples, streams, positions)
-    parts: list[dict[str, Array]] = field(default_factory=list)
-    scored: list[dict[str, Array]] = field(default_factory=list)
+    parts: list[dict[str, Array]] = field(default_factory=list)  # one entry for each position looked at
+    scored: list[dict[str, Array]] = field(default_factory=list)  # one entry for each of its labels
 
-    def __call__(self, step: Pass) -> None:
-        """A recorder: one forward pass, reduced."""
-        device = step.logits.device
-        n = len(step.sample)
-        at = {k: getattr(step, k).numpy() for k in ("sample", "number", "position")}
-        asked = self.labels[at["sample"], :, at["position"]]  # (n, streams)
-        where, stream = np.nonzero(asked != IGNORE)
+    def record(self, step: Pass) -> None:
+        count = len(step.sample)
+        place = {name: getattr(step, name).numpy() for name in ("sample", "number", "position")}
+        wanted = self.labels[place["sample"], :, place["position"]]  # (n, streams)
+        where, stream = np.nonzero(wanted != IGNORE)
         # Every position once for its own statistics (whatever the label), then once for each label it is asked for.
-        rows = np.concatenate([np.arange(n), where])
-        tokens = np.concatenate([np.zeros(n, np.int64), asked[where, stream]])
-        both = send(np.stack([rows, tokens]), device)
-        found = reduce_logits(step.logits, both[0], both[1])
+        rows = np.concatenate([np.arange(count), where])
+        tokens = np.concatenate([np.zeros(count, np.int64), wanted[where, stream]])
+        pairs = send(np.stack([rows, tokens]), step.logits.device)
+        reduced = reduce_logits(step.logits, pairs[0], pairs[1])
+        part = {**place, "proposal": step.proposal.numpy()}
+        for name in ("top1", *FLOATS):
+            part[name] = reduced[name][:count]
         if step.accepted is not None:  # else both follow from when each token was decided
-            at |= {"canvas": step.canvas.numpy(), "accepted": step.accepted.numpy()}
-        self.parts.append({**at, "proposal": step.proposal.numpy(), **{k: found[k][:n] for k in ("top1", *FLOATS)}})
-        self.scored.append({**{k: v[where] for k, v in at.items()}, "stream": stream, "logprob": found["logprob"][n:]})
+            part |= {"canvas": step.canvas.numpy(), "accepted": step.accepted.numpy()}
+        scored = {name: values[where] for name, values in place.items()}
+        self.parts.append(part)
+        self.scored.append({**scored, "stream": stream, "logprob": reduced["logprob"][count:]})
 
     def traces(self, sampled: Sequence[Sampled], mask_id: int) -> list[Trace]:
         if not self.parts:
             raise UserError("The sampler did not report any pass (No logits_history returned); ask for steps >= 1.")
         flat = {k: np.concatenate([p[k] for p in self.parts]) for k in self.parts[0]}
         scored = {k: np.concatenate([p[k] for p in self.scored]) for k in self.scored[0]}
-        return [self._trace(i, one, flat, scored, mask_id) for i, one in enumerate(sampled)]
-
-    def _trace(
-        self, i: int, one: Sampled, flat: Mapping[str, Array], scored: Mapping[str, Array], mask_id: int
-    ) -> Trace:
-        shape = (one.passes, len(one.final))
-        own = flat["sample"] == i
-        place = (flat["number"][own], flat["position"][own])
-        seen = np.zeros(shape, bool)
-        seen[place] = True
-        planes = {}
-        for name in (*TOKENS, *FLOATS):
-            planes[name] = np.full(shape, -1, np.int32) if name in TOKENS else np.full(shape, np.nan, np.float32)
-            planes[name][place] = flat[name][own]
-        own = scored["sample"] == i
-        logprob = np.full((self.labels.shape[1], *shape), np.nan, np.float32)
-        logprob[scored["stream"][own], scored["number"][own], scored["position"][own]] = scored["logprob"][own]
-        nearest = nearest_pass(seen)
-        columns = np.arange(shape[1])
-        stood = standing(np.array(one.final), np.array(one.fixed), one.passes, mask_id)
-        if "accepted" in flat:
+        out = []
+        for i, window in enumerate(sampled):
+            shape = (window.passes, len(window.final))
+            columns = np.arange(shape[1])
             own = flat["sample"] == i
-            stood |= recorded(np.array(one.final), seen, place, flat["canvas"][own], flat["accepted"][own])
-        return Trace(
-            **stood,
-            **{name: plane[nearest, columns] for name, plane in planes.items()},
-            labels=self.labels[i].astype(np.int32),
-            logprob=logprob[:, nearest, columns],
-        )
+            place = (flat["number"][own], flat["position"][own])
+            seen = np.zeros(shape, bool)
+            seen[place] = True
+            nearest = nearest_pass(seen)  # where a pass did not look at a position, the nearest that did
+            planes = {}
+            for name in (*TOKENS, *FLOATS):
+                plane = np.full(shape, -1, np.int32) if name in TOKENS else np.full(shape, np.nan, np.float32)
+                plane[place] = flat[name][own]
+                planes[name] = plane[nearest, columns]
+            final = np.array(window.final)
+            planes |= canvas_from_decisions(final, np.array(window.fixed), window.passes, mask_id)
+            if "accepted" in flat:
+                planes |= canvas_from_passes(final, seen, place, flat["canvas"][own], flat["accepted"][own])
+
+            own = scored["sample"] == i
+            logprob = np.full((self.labels.shape[1], *shape), np.nan, np.float32)
+            logprob[scored["stream"][own], scored["number"][own], scored["position"][own]] = scored["logprob"][own]
+            labels = self.labels[i].astype(np.int32)
+            out.append(Trace(**planes, labels=labels, logprob=logprob[:, nearest, columns]))
+        return out
 
 
 def nearest_pass(seen: Array) -> Array:
@@ -111,7 +109,7 @@ def nearest_pass(seen: Array) -> Array:
     return np.where(seen.any(axis=0), np.clip(passes, first, last), passes)
 
 
-def standing(final: Array, fixed: Array, passes: int, mask_id: int) -> dict[str, Array]:
+def canvas_from_decisions(final: Array, fixed: Array, passes: int, mask_id: int) -> dict[str, Array]:
     """The canvas before each pass, which follows from when each token was decided: none is ever overwritten."""
     decided = (fixed[None, :] >= 0) & (fixed[None, :] < np.arange(passes)[:, None])
     return {
@@ -122,7 +120,9 @@ def standing(final: Array, fixed: Array, passes: int, mask_id: int) -> dict[str,
     }
 
 
-def recorded(final: Array, seen: Array, place: tuple[Array, Array], tokens: Array, accepted: Array) -> dict[str, Array]:
+def canvas_from_passes(
+    final: Array, seen: Array, place: tuple[Array, Array], tokens: Array, accepted: Array
+) -> dict[str, Array]:
     """The same from what each pass noted, where decisions can be taken back.
 
     Before its block a position holds no token (-1); after it the text does, accepted or not as its last pass said.
@@ -178,6 +178,8 @@ class DenoiseCollector:
             check_fit(self.predictor.model, width, "A prompt with its window", "ask for fewer max_new_tokens")
         check_tokens(self.predictor.model, (w.prompt.ids for w in left))
         verify_padding(self.predictor, [w.prompt.ids for w in left], self.limits.tokens, self.cost)
+        canvas = self.predictor.canvas if isinstance(self.predictor, CanvasPredictor) else 0
+        most = 1 if self.predictor.alone else None  # `alone` is known by now
         limits, finished = self.limits, set[str]()
         for attempt in Halving():
             if attempt.again:
@@ -187,35 +189,26 @@ class DenoiseCollector:
             with attempt:
                 attempt.size = limits.tokens
                 planned(len(left))
-                for batch in batches(left, limits, self.predictor.vocab, self._canvas, self._most):
+                for batch in batches(left, limits, self.predictor.vocab, canvas, most):
                     result = self._collect(batch)
                     finished.update(result)
                     yield result
-
-    @property
-    def _canvas(self) -> int:
-        """How many tokens a canvas has; 0: the model fills masks."""
-        return self.predictor.canvas if isinstance(self.predictor, CanvasPredictor) else 0
-
-    @property
-    def _most(self) -> int | None:
-        """How many prompts a batch may have; None: as many as fit."""
-        return 1 if self.predictor.alone else None
 
     def _collect(self, batch: Sequence[DenoiseWant]) -> dict[str, Trace]:
         predictor, denoising = self.predictor, batch[0].denoising
         tokens, forwards = predictor.tokens, predictor.forwards
         streams = [w.streams for w in batch]
-        planes = Planes(label_table(streams, denoising.max_new_tokens, predictor.vocab))
+        recorder = PassRecorder(label_table(streams, denoising.max_new_tokens, predictor.vocab))
         with without_copies(predictor.model):
-            sampled = sample(predictor, [w.prompt for w in batch], streams, denoising, planes)
-        traces = planes.traces(sampled, predictor.mask_id)
+            sampled = sample(predictor, [w.prompt for w in batch], streams, denoising, recorder.record)
+        traces = recorder.traces(sampled, predictor.mask_id)
         self.cost.denoise_tokens += predictor.tokens - tokens
         self.cost.denoise_forwards += predictor.forwards - forwards
-        return {
-            w.key: replace(t, labels=t.labels[: len(w.streams)], logprob=t.logprob[: len(w.streams)])
-            for w, t in zip(batch, traces, strict=True)
-        }
+        out = {}
+        for want, trace in zip(batch, traces, strict=True):
+            count = len(want.streams)  # others of the batch may have more
+            out[want.key] = replace(trace, labels=trace.labels[:count], logprob=trace.logprob[:count])
+        return out
 
 
 def batches(
@@ -232,7 +225,9 @@ def batches(
         at = 0
         while at < len(group):
             width = canvas_width(len(group[at].prompt.ids), denoising, canvas)
-            size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells, most or len(group)))
+            size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells))
+            if most is not None:
+                size = min(size, most)
             if denoising.noise == "generate":  # its random numbers belong to a batch; alone, they belong to a prompt
                 size = 1
             yield group[at : at + size]
@@ -277,17 +272,17 @@ def trace_from_logits(
         raise UserError(f"fixation_steps must have one entry for each of the {length} positions, got {when.shape}.")
     if (when < -1).any() or (when >= passes).any():
         raise UserError(f"fixation_steps must lie in 0..{passes - 1}, or be -1 for never, got {when.tolist()}.")
-    planes = Planes(label_table([labels], length, vocab))
+    recorder = PassRecorder(label_table([labels], length, vocab))
     position = torch.arange(length)
     for s in range(passes):
         first = cube[s].argmax(dim=-1).cpu()
         zero = torch.zeros_like(position)
-        planes(Pass(zero, zero + s, position, cube[s], zero, first))
+        recorder.record(Pass(zero, zero + s, position, cube[s], zero, first))
     if final is None:
-        tops = np.stack([p["top1"] for p in planes.parts])
+        tops = np.stack([p["top1"] for p in recorder.parts])
         final = np.where(when >= 0, tops[np.maximum(when, 0), np.arange(length)], mask_id)
     tokens = tuple(int(t) for t in final)
-    return planes.traces([Sampled(tokens, tuple(int(s) for s in when), passes, (0, length))], mask_id)[0]
+    return recorder.traces([Sampled(tokens, tuple(int(s) for s in when), passes, (0, length))], mask_id)[0]
 
 
 def read_tensors(path: str | Path) -> dict[str, Any]:
@@ -322,9 +317,6 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
 # ---- Whole logits of single windows, for metrics that are handed a step of a denoising path as a model --------------
 # Everything else reads reductions (collect/denoise.py). Here the path is walked once more, one prompt at a time;
 # windows are kept as long as there is room, and the others are made each time they are asked for.
-#
-# In: a mask predictor and what a trajectory asked of it. Out: the logits of one window at one step. Callers:
-# engine/evaluator_session.py and integrations/step_model.py, for metrics in code.
 
 ROOM = 2 << 30  # bytes of logits kept; 30 windows of 64 tokens, 32 passes and 8,000 words
 

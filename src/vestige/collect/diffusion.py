@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vestige.collect.backend import cut_after_end, text_want
+from vestige.collect.backend import cut_after_end, cut_text, text_want
 from vestige.errors import UserError
 from vestige.types import BROKEN, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Request
@@ -65,7 +65,12 @@ def external_traces(wants: Sequence[DenoiseWant], say: Callable[[str], None]) ->
                 f"{path} has no tensors logits.{i} [V, L, S] and fixation_steps.{i} [L]: this run asks about "
                 f"{len(wants)} rows, the file has {len(there)} windows ({have}); record one window for every row."
             )
-        _check_window(path, i, tuple(logits.shape), want.denoising.max_new_tokens)
+        length = want.denoising.max_new_tokens
+        if len(logits.shape) == 3 and logits.shape[1] != length:
+            raise UserError(
+                f"logits.{i} of {path} covers {logits.shape[1]} positions, but sampler_kwargs.max_new_tokens is "
+                f"{length}: set max_new_tokens={logits.shape[1]}, or record a window of {length} positions."
+            )
         out[want.key] = trace_from_logits(logits, [int(f) for f in fixed], want.streams)
     if len(there) > len(wants):
         say(f"{path} has {len(there)} windows, of which the first {len(wants)} were read: one for each row")
@@ -74,14 +79,6 @@ def external_traces(wants: Sequence[DenoiseWant], say: Callable[[str], None]) ->
         counts = " and ".join(map(str, passes))
         say(f"{path} has {counts} passes, sampler_kwargs.steps is {wants[0].denoising.steps}: the file's are reported")
     return out
-
-
-def _check_window(path: str, i: int, shape: tuple[int, ...], length: int) -> None:
-    if len(shape) == 3 and shape[1] != length:
-        raise UserError(
-            f"logits.{i} of {path} covers {shape[1]} positions, but sampler_kwargs.max_new_tokens is {length}: set "
-            f"max_new_tokens={shape[1]}, or record a window of {length} positions."
-        )
 
 
 def bounds(
@@ -121,27 +118,24 @@ def texts(
     own = canvases.for_texts if canvases else {}
     if canvases is not None and CANVAS_NOTE not in cost.notes:
         cost.notes.append(CANVAS_NOTE)
-    asked: dict[str, list[Request]] = {}
+    by_want: dict[str, list[Request]] = {}  # requests with the same prompt and settings share one window
     wants = {}
     left = [r for r in requests if r.key not in done]
     for request, fitting in zip(left, _fitting(loaded, left, cost), strict=True):
         want = text_want(fitting, own)
         wants[want.key] = want
-        asked.setdefault(want.key, []).append(request)
+        by_want.setdefault(want.key, []).append(request)
     for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):
         out: dict[str, Text] = {}
         for key, trace in found.items():
             if trace.broken:
-                out |= {request.key: Text((BROKEN,), "") for request in asked[key]}
+                out |= {request.key: Text((BROKEN,), "") for request in by_want[key]}
                 continue
             ids = cut_after_end([int(i) for i in trace.final], predictor.eos_ids)
             cost.tokens_produced += len(ids)
             text = decode([[i for i in ids if i != predictor.mask_id]])[0]
-            for request in asked[key]:
-                cut = text
-                for word in request.decoding.stopwords:
-                    cut = cut.split(word)[0]
-                out[request.key] = Text(tuple(ids), cut.strip())
+            for request in by_want[key]:
+                out[request.key] = Text(tuple(ids), cut_text(text, request.decoding.stopwords))
         yield out
 
 

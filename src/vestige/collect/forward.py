@@ -25,7 +25,6 @@ import torch
 
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.tree import Batch, PackedRow, Tree
-from vestige.models import attention
 from vestige.models.attention import additive, attending, grouped, logits_at, send, shares_keys, without_copies
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats
 
@@ -105,15 +104,13 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
     if not targets:
         return {}
     tokens, positions, ends, unseen = send(columns, model.device)
-    by_rule = attention.FLEX_TREES and model.config._attn_implementation == "sdpa"
-    with attention.flexing() if by_rule else tree_attention(model, batch.rows, width):
-        seen = (ends, unseen.bool())
+    with tree_attention(model, batch.rows, width):
         logits = logits_at(
             model,
             torch.from_numpy(np.concatenate(flat_index)),
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=attention.tree_blocks(*seen) if by_rule else additive(tree_mask(*seen), model.dtype),
+            attention_mask=additive(tree_mask(ends, unseen.bool()), model.dtype),
             use_cache=False,
         )
     labels = [tree.labels[target] for target in targets]

@@ -84,7 +84,7 @@ def with_hidden(output: Any, hidden: torch.Tensor) -> Any:
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
-def _taken(args: Any, kwargs: Any) -> torch.Tensor:
+def hidden_input(args: Any, kwargs: Any) -> torch.Tensor:
     """The hidden state a module is given."""
     hidden: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
     if hidden.ndim != 3:
@@ -102,7 +102,7 @@ def reading(sites: Mapping[int, Site], read: Read) -> Iterator[None]:
         return lambda module, args, output: read(layer, hidden_of(output))
 
     def on_input(layer: int) -> Callable[..., None]:
-        return lambda module, args, kwargs: read(layer, _taken(args, kwargs))
+        return lambda module, args, kwargs: read(layer, hidden_input(args, kwargs))
 
     # A hook left behind would patch every later forward of this model and give wrong numbers without an error: each is
     # on the stack before the next is registered, so that all go, whatever fails.
@@ -125,7 +125,7 @@ def writing(sites: Mapping[int, Site], write: Write) -> Iterator[None]:
 
     def on_input(layer: int, where: str) -> Callable[..., Any]:
         def change(module: Any, args: Any, kwargs: Any) -> Any:
-            hidden = _taken(args, kwargs)
+            hidden = hidden_input(args, kwargs)
             new = write(layer, hidden)
             # In place: the tensor itself also goes around the module, as the residual that is added to its output. A
             # new tensor as the argument would patch the module's input only.
@@ -241,7 +241,7 @@ def patched_plain(model: Any, want: PatchWant, states: torch.Tensor, plan: Patch
 
         with writing({layer: sites[layer] for layer in row_of}, write):
             parts.append(_label_stats(model, [want] * len(chunk)))
-    return layered({name: np.concatenate([p[name] for p in parts]) for name in ARRAY_FIELDS})
+    return layer_stats({name: np.concatenate([p[name] for p in parts]) for name in ARRAY_FIELDS})
 
 
 def _label_stats(model: Any, wants: Sequence[PatchWant]) -> dict[str, Array]:
@@ -254,7 +254,7 @@ def _label_stats(model: Any, wants: Sequence[PatchWant]) -> dict[str, Array]:
     return {name: reduced[name].reshape(len(wants), -1) for name in ARRAY_FIELDS}
 
 
-def layered(arrays: Mapping[str, Array]) -> TokenStats:
+def layer_stats(arrays: Mapping[str, Array]) -> TokenStats:
     """TokenStats with a leading axis: the target as it is, then one row per patched layer."""
     n = arrays["label"].shape[-1]
     return TokenStats(**{k: arrays[k] for k in ARRAY_FIELDS}, order=np.arange(n), steps=n)
@@ -311,14 +311,14 @@ def decode_states(model: Any, states: torch.Tensor, labels: Sequence[int]) -> Ar
     def write(layer: int, hidden: torch.Tensor) -> torch.Tensor:
         return send(states, hidden.device)[:, None].to(hidden.dtype)
 
-    with _skipping(model, [b.module for b in blocks[:-1]]), writing({last: blocks[last]}, write):
+    with skip_blocks(model, [b.module for b in blocks[:-1]]), writing({last: blocks[last]}, write):
         logits = model(input_ids=ids, use_cache=False).logits[:, 0]
     label = send(torch.tensor(list(labels)), logits.device)
     return reduce_logits(logits, torch.arange(len(label), device=logits.device), label)["logprob"]
 
 
 @contextmanager
-def _skipping(model: Any, blocks: Sequence[Any]) -> Iterator[None]:
+def skip_blocks(model: Any, blocks: Sequence[Any]) -> Iterator[None]:
     """While open, these blocks compute nothing: their weights would be read for states that are thrown away."""
     tuples: dict[int, bool] = {}
     with ExitStack() as stack:  # one token through the model shows in which form each block answers
@@ -374,9 +374,6 @@ def collect_states(
 # What layers look like, without patching: states read off by the output layer, and Fisher information of each block.
 #
 # Same examples and positions as patching. The states themselves (for CKA) are those of `source_states`.
-#
-# In: a model and the PatchWants of a depth score. Out: token statistics per layer, or squared gradients per block.
-# Caller: depth/baselines.py.
 
 LENS_ROWS = 512  # positions decoded at once
 
@@ -392,10 +389,9 @@ def lens_scores(model: Any, wants: Sequence[PatchWant], states: States) -> Array
             raise UserError("The logit lens needs patch_scope=span: every scored position must have its state.")
         flat = state.reshape(layers * positions, width)
         repeated = list(labels) * layers
-        parts = [
-            decode_states(model, flat[i : i + LENS_ROWS], repeated[i : i + LENS_ROWS])
-            for i in range(0, len(flat), LENS_ROWS)
-        ]
+        parts = []
+        for i in range(0, len(flat), LENS_ROWS):
+            parts.append(decode_states(model, flat[i : i + LENS_ROWS], repeated[i : i + LENS_ROWS]))
         out.append(np.concatenate(parts).reshape(layers, positions).astype(np.float64).mean(axis=-1))
     return np.stack(out)
 
@@ -435,15 +431,12 @@ def fisher(model: Any, wants: Sequence[PatchWant]) -> Iterator[list[Array]]:
     sums = [np.zeros(sum(p.numel() for p in block), np.float32) for block in weights]
     for want in wants:
         with _gradients_on(model, [p for block in weights for p in block]), torch.enable_grad():
-            _loss(model, want).backward()
+            ids = send(torch.tensor([want.target.ids[:-1]]), model.device)
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+            labels = send(torch.tensor(want.target.labels), logits.device)
+            loss = torch.nn.functional.cross_entropy(logits[0, want.target.start - 1 :].float(), labels)
+            loss.backward()
             for total, block in zip(sums, weights, strict=True):
                 parts = [torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) for p in block]
                 total += torch.cat(parts).float().square().cpu().numpy()
         yield sums
-
-
-def _loss(model: Any, want: PatchWant) -> torch.Tensor:
-    ids = send(torch.tensor([want.target.ids[:-1]]), model.device)
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-    labels = send(torch.tensor(want.target.labels), logits.device)
-    return torch.nn.functional.cross_entropy(logits[0, want.target.start - 1 :].float(), labels)

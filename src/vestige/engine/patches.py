@@ -214,7 +214,7 @@ class Patching:
         item.source.handle.free()
 
     def _patch(self, pending: Sequence[_Todo]) -> None:
-        """All sources that lack the same examples climb together: normally all of them."""
+        """All sources that lack the same examples share their forwards: normally all of them."""
         if not pending:
             return
         from vestige.collect.layered_patching import Patcher

@@ -177,3 +177,8 @@ def compute_dtype(model: Any) -> str | None:
 def precision(model: Any) -> str:
     """What a model's products are rounded to: its own type, or that of its 4-bit layers."""
     return compute_dtype(model) or str(model.dtype).removeprefix("torch.")
+
+
+def text_config(config: Any) -> Any:
+    """The configuration of the part that reads text: models that see pictures keep one inside their own."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config

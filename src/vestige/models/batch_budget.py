@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from vestige.models.args import text_config
+
 
 class BatchBudget(NamedTuple):
     rows: int
@@ -47,7 +49,7 @@ def text_batch_budget(model: Any, rows: int | None = None) -> BatchBudget:
 
 def cell_size(config: Any) -> int | None:
     """Keys and values of one token in all layers, as numbers; None where a configuration does not have their shape."""
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = text_config(config)
     layers, heads, width = (
         getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )

@@ -22,14 +22,14 @@ from vestige.models.attention import attending, send
 from vestige.types import Array
 
 
-class Unfit(ValueError):  # noqa: N818 - a finding about an architecture, not a failure of ours
+class UnsupportedArchitecture(ValueError):  # noqa: N818 - a finding about an architecture, not a failure of ours
     """An architecture does not do what a fast way takes for granted; the plain way is there."""
 
 
-def held(layer: object) -> tuple[torch.Tensor, torch.Tensor]:
+def layer_keys(layer: object) -> tuple[torch.Tensor, torch.Tensor]:
     """A prefilled layer's keys and values. Recurrent layers have states instead, and some keep nothing."""
     if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-        raise Unfit(f"a layer of its cache ({type(layer).__name__}) holds no keys and values")
+        raise UnsupportedArchitecture(f"a layer of its cache ({type(layer).__name__}) holds no keys and values")
     return layer.keys, layer.values
 
 
@@ -55,9 +55,9 @@ class SlotLayer(DynamicLayer):
             self.keys, self.values = self._buffer(keys), self._buffer(values)
             self.is_initialized = True
         count, time = places.shape
-        for held_here, new in ((self.keys, keys), (self.values, values)):
+        for buffer, new in ((self.keys, keys), (self.values, values)):
             taken = new.transpose(1, 2).flatten(0, 1)[places]  # (rows, time, heads, width)
-            held_here[self.rows : self.rows + count, :, length - time : length] = taken.transpose(1, 2)
+            buffer[self.rows : self.rows + count, :, length - time : length] = taken.transpose(1, 2)
         self.rows += count
         self.length = length
 
@@ -101,7 +101,7 @@ class SlotCache(Cache):
 
     def __init__(self, layers: int, rows: int, columns: int) -> None:
         if not layers:
-            raise Unfit("its prefill leaves no keys behind")
+            raise UnsupportedArchitecture("its prefill leaves no keys behind")
         self.slots = [SlotLayer((rows, columns)) for _ in range(layers)]
         super().__init__(layers=list(self.slots))
 
@@ -110,7 +110,7 @@ class SlotCache(Cache):
         # A row's own first token fills the columns before it: masked, and never another row's NaN.
         at = np.stack([np.pad(p, (max(map(len, places)) - len(p), 0), mode="edge") for p in places])
         for slot, layer in zip(self.slots, prefilled.layers, strict=True):
-            keys, values = held(layer)
+            keys, values = layer_keys(layer)
             slot.admit(keys, values, send(at, keys.device), length)
 
     def drop(self, row: int) -> None:
@@ -162,13 +162,13 @@ class PrefixLayer(DynamicLayer):
         return int(self.keys.shape[2])
 
 
-def can_part(model: Any) -> bool:
+def can_replace_attention(model: Any) -> bool:
     """Whether the model's attention can be exchanged."""
     return bool(getattr(model.config, "_attn_implementation", None) == "sdpa")
 
 
 @contextmanager
-def rows_apart(prefix: Cache, seen: torch.Tensor, span: int) -> Iterator[None]:
+def separate_rows(prefix: Cache, seen: torch.Tensor, span: int) -> Iterator[None]:
     """While open, attention takes rows of `span` tokens behind the prefix. seen (batch, columns): which are a row's."""
     layers = [layer for layer in prefix.layers if isinstance(layer, PrefixLayer)]
     for layer in layers:
@@ -184,7 +184,7 @@ def rows_apart(prefix: Cache, seen: torch.Tensor, span: int) -> Iterator[None]:
 def _attend(layers: list[PrefixLayer], seen: torch.Tensor, span: int) -> Callable[..., Any]:
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
         if any(options.get(name) is not None for name in ("position_bias", "softcap", "s_aux")):
-            raise Unfit("attention of another kind than rows need")  # keys are joined then
+            raise UnsupportedArchitecture("attention of another kind than rows need")  # keys are joined then
         before = layers[module.layer_idx]
         batch, heads, tokens, size = query.shape
         kept = key.shape[1]  # heads that several query heads share

@@ -244,8 +244,8 @@ def collapse(prompts: int = 4, samples: int = 2, tokens: int = 16) -> Work:
 
 def statistics(rows: int = 100, resamples: int = 1000) -> Work:
     """Intervals of nine means, a harmonic mean and an AUC."""
-    from vestige.compare import bootstrap
-    from vestige.compare.bootstrap import sample
+    from vestige.stats import bootstrap
+    from vestige.stats.bootstrap import sample
 
     rng = np.random.default_rng(0)
     means = [sample(rng.random(rows), "forget") for _ in range(9)]

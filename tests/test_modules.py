@@ -26,7 +26,7 @@ TOP_LEVEL = {
     "writing",
 }  # every package may import these
 
-PIPELINE = {"data", "models", "collect", "metrics", "compare", "suites", "store"}
+PIPELINE = {"data", "models", "collect", "metrics", "stats", "suites", "store"}
 # What every verb's package may use: the pipeline, the engine, adapters to other software, and what is printed.
 BELOW = PIPELINE | {"configs", "engine", "integrations", "servers", "show"}
 
@@ -54,8 +54,8 @@ DEPENDENCIES: dict[str, set[str]] = {
     "models": set(),
     "collect": {"models"},
     "metrics": set(),
-    "compare": set(),
-    "suites": {"metrics", "compare"},
+    "stats": set(),
+    "suites": {"metrics", "stats"},
     "store": set(),
     "integrations": {"models", "data", "collect", "metrics", "suites"},
     "show": {"metrics", "suites"},
@@ -63,19 +63,19 @@ DEPENDENCIES: dict[str, set[str]] = {
     "engine": PIPELINE | {"configs", "integrations", "servers", "show"},
     "costs": BELOW,
     # One judgement for the page, the terminal and the bench: below every package that ends in a verdict.
-    "judging": BELOW,
-    "depth": BELOW,
+    "verdict": BELOW,
+    "depth": BELOW | {"verdict"},
     "collapse": BELOW,
-    "unlearn": BELOW | {"watch"},
-    "meta": BELOW | {"judging"},
-    "watch": BELOW | {"judging"},
-    "stress": BELOW | {"judging", "meta", "unlearn"},
+    "unlearn": BELOW | {"verdict", "watch"},
+    "meta": BELOW | {"verdict"},
+    "watch": BELOW | {"verdict"},
+    "stress": BELOW | {"verdict", "meta", "unlearn"},
     "results": BELOW | {"collapse", "depth", "meta"},
     "sweep": BELOW | {"depth", "stress"},
-    "report": BELOW | {"judging", "meta", "results", "stress"},
-    "audit": BELOW | {"costs", "depth", "judging", "report", "stress"},
+    "report": BELOW | {"verdict", "meta", "results", "stress"},
+    "audit": BELOW | {"costs", "depth", "verdict", "report", "stress"},
     "lab": BELOW
-    | {"audit", "collapse", "costs", "depth", "judging", "meta", "report", "results", "stress", "sweep", "unlearn"},
+    | {"audit", "collapse", "costs", "depth", "verdict", "meta", "report", "results", "stress", "sweep", "unlearn"},
     "cli": {
         "audit",
         "collapse",
@@ -92,7 +92,7 @@ DEPENDENCIES: dict[str, set[str]] = {
     },
     "plugins": {"data", "metrics", "models", "stress", "suites", "unlearn"},  # for plug-ins: no package imports it
     # The same packages as cli, called with keywords instead of flags.
-    "api": BELOW | {"collapse", "costs", "depth", "judging", "report", "results", "stress"},
+    "api": BELOW | {"collapse", "costs", "depth", "verdict", "report", "results", "stress"},
     "__init__": {"api", "collapse", "integrations", "watch"},
     "__main__": {"cli"},
 }

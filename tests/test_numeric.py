@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from vestige import numeric
-from vestige.compare import bootstrap, vectors
 from vestige.meta.axes import guarded_mean, plain_mean
 from vestige.metrics.depth import LayerScore, weighted
 from vestige.metrics.memorisation import loss
-from vestige.metrics.trajectory_report import distribution
+from vestige.metrics.trajectory import distribution
+from vestige.stats import bootstrap, vectors
 from vestige.store.files import write_json
 from vestige.suites import handlers  # noqa: F401 - registers them
 from vestige.suites.handlers.common import mean_score, row_mean

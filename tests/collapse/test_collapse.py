@@ -19,9 +19,7 @@ from vestige.collapse.reasoning import Trajectory, Turn
 from vestige.collect.backend import Cost
 from vestige.collect.cross import CrossScorer, Forest, pairwise_scorer
 from vestige.errors import UserError
-from vestige.metrics.collapse import Ema, cross_of, label_metrics
-from vestige.metrics.collapse_extras import extras, permutation_null
-from vestige.metrics.collapse_words import caveats, verdict
+from vestige.metrics.collapse import Ema, caveats, cross_of, extras, label_metrics, permutation_null, verdict
 from vestige.types import Target
 
 FIRST = "collapse_first_turn_sample"
@@ -189,7 +187,7 @@ def test_any_log_prob_function_will_do() -> None:
         pairwise_scorer(lambda p, z: [[0.0]])([(1,)], [(1, 2, 3)])
 
 
-# ---- words
+# ---- words --------------------------------------------------------------------------------------------------------
 
 
 def test_words() -> None:
@@ -214,7 +212,7 @@ def test_words() -> None:
     assert verdict({}) == "cannot tell; cannot tell"
 
 
-# ---- sampling and the detector
+# ---- sampling and the detector ------------------------------------------------------------------------------------
 
 
 def test_our_draws_lose_nothing_and_repeat() -> None:

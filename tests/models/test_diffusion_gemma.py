@@ -25,8 +25,7 @@ from vestige.collect.bound import BoundCollector
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
-from vestige.metrics.revocation import first_accepted, revoked
-from vestige.metrics.trajectory import follow, sigma
+from vestige.metrics.trajectory import first_accepted, follow, revoked, sigma
 from vestige.models.args import ModelArgs
 from vestige.models.diffusion import CanvasPredictor, canvas_predictor
 from vestige.models.load import load_model

@@ -13,8 +13,7 @@ import numpy as np
 
 from vestige.collapse.detector import CollapseSettings, numbers_of
 from vestige.io import damaged
-from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
-from vestige.metrics.collapse_words import verdict
+from vestige.metrics.collapse import LABELS, Cross, Ema, row_table, verdict
 from vestige.schema import misfit, number
 from vestige.store.directories import Seal, begin, seal, writing
 from vestige.store.files import read_ours, write_json

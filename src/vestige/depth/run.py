@@ -342,8 +342,8 @@ COLUMNS = (
 
 
 def _cells(result: DepthResult) -> list[str]:
-    from vestige.compare.evidence import layers_in_words
     from vestige.numeric import number
+    from vestige.verdict.points import layers_in_words
 
     s: Mapping[str, Any] = result.summary
     ends = f"{s['interval'][0]:.4f} to {s['interval'][1]:.4f}" if s["interval"] else "-"

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.collect.backend import text_want
 from vestige.data.chat import decode_texts, make_template
-from vestige.data.context import Context
-from vestige.data.datasets import build_rows, make_context
+from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.rows import MissingData, redirect
 from vestige.engine.config import AnyConfig, RunConfig
 from vestige.errors import UserError

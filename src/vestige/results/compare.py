@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from vestige.compare import bootstrap, clusters
 from vestige.engine.references import difference, load_references, references_of
 from vestige.engine.scores import SEED, Estimate, NoInterval, Run, family, rounded
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError, unknown_name
-from vestige.metrics.names import full_name
+from vestige.metrics.cards import full_name
 from vestige.numeric import number
 from vestige.results.rescore import with_column
 from vestige.show.tables import comparison, table
+from vestige.stats import bootstrap, clusters
 from vestige.store import kinds
 from vestige.store.archive import moved
 from vestige.store.comparable import Number, mixtures, number_of

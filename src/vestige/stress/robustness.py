@@ -11,7 +11,7 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.robustness import RULES
-from vestige.metrics.names import direction_of
+from vestige.metrics.cards import direction_of
 from vestige.numeric import number
 from vestige.show.tables import table
 from vestige.stress.registry import OURS, records

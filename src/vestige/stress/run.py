@@ -353,7 +353,7 @@ def explained(rows: Sequence[AttackRow]) -> str:
 
 def judged(out: Path) -> list[str]:
     """What each attack says, as the verdict judges it: against the control, over all budgets."""
-    from vestige.judging.runs import JudgeAsk, judge_runs
+    from vestige.verdict.judge import JudgeAsk, judge_runs
 
     before = {who: out / "evals" / who / "before" for who in ("model", "retain")}
     if not all(any(place.glob("*_EVAL.json")) for place in before.values()):

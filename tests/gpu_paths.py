@@ -22,10 +22,10 @@ from vestige.collect.backend import Cost
 from vestige.collect.bound import BoundCollector
 from vestige.collect.cross import CrossScorer
 from vestige.collect.denoise import DenoiseCollector, Windows
+from vestige.collect.gradients import fisher as fisher_sums
 from vestige.collect.gradients import gradient_norms
 from vestige.collect.layered_patching import Patcher
 from vestige.collect.patch import collect_states, lens_scores, make_plan, patched_plain
-from vestige.collect.patch import fisher as fisher_sums
 from vestige.collect.texts import TextCollector
 from vestige.collect.tree import Limits
 from vestige.types import IGNORE, Prompt, Target

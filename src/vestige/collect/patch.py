@@ -26,7 +26,7 @@ from vestige.collect.safety import allowed, check_fit, check_tokens, exact
 from vestige.errors import UserError, unknown_name
 from vestige.models.args import precision
 from vestige.models.attention import send
-from vestige.models.layers import Site, find_blocks, find_sites
+from vestige.models.layers import Site, find_sites
 from vestige.numeric import distances
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import LAST_LAYERS, PatchWant
@@ -371,7 +371,7 @@ def collect_states(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What layers look like, without patching: states read off by the output layer, and Fisher information of each block.
+# What layers look like, without patching: states read off by the output layer.
 #
 # Same examples and positions as patching. The states themselves (for CKA) are those of `source_states`.
 
@@ -399,44 +399,3 @@ def lens_scores(model: Any, wants: Sequence[PatchWant], states: States) -> Array
 def stacked_states(wants: Sequence[PatchWant], states: States) -> Array:
     """States of all examples, position after position: (layers, positions, width)."""
     return torch.cat([states[w.key].float() for w in wants], dim=1).cpu().numpy()
-
-
-@contextmanager
-def _gradients_on(model: Any, weights: Sequence[Any]) -> Iterator[None]:
-    """Gradients for these weights alone; every setting and gradient is put back afterwards."""
-    before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
-    mine = {id(p) for p in weights}
-    for p, _, _ in before:
-        if p.is_floating_point():
-            p.requires_grad_(id(p) in mine)
-            p.grad = None
-    try:
-        yield
-    finally:
-        for p, wanted, grad in before:
-            p.grad = grad
-            if p.is_floating_point():
-                p.requires_grad_(wanted)
-
-
-def fisher(model: Any, wants: Sequence[PatchWant]) -> Iterator[list[Array]]:
-    """The squared gradient of each example's mean entity loss, averaged over examples, block by block (flat arrays).
-
-    Yields the running sums after each example, so that a caller can show progress; the last divided by the number of
-    examples is the result.
-    """
-    weights = [list(block.parameters()) for block in find_blocks(model)]
-    if not all(p.is_floating_point() for block in weights for p in block):
-        raise UserError("Fisher information needs gradients, which quantised weights do not have.")
-    sums = [np.zeros(sum(p.numel() for p in block), np.float32) for block in weights]
-    for want in wants:
-        with _gradients_on(model, [p for block in weights for p in block]), torch.enable_grad():
-            ids = send(torch.tensor([want.target.ids[:-1]]), model.device)
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-            labels = send(torch.tensor(want.target.labels), logits.device)
-            loss = torch.nn.functional.cross_entropy(logits[0, want.target.start - 1 :].float(), labels)
-            loss.backward()
-            for total, block in zip(sums, weights, strict=True):
-                parts = [torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) for p in block]
-                total += torch.cat(parts).float().square().cpu().numpy()
-        yield sums

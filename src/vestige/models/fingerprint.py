@@ -206,16 +206,18 @@ def digests(files: Iterable[Path]) -> list[str]:
             found[path] = digest
     todo = sorted(stamps.keys() - found.keys())
     if todo:
+
+        def digest_of(path: Path) -> str:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
         with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
-            found |= dict(zip(todo, pool.map(_digest, todo), strict=True))
+            found |= dict(zip(todo, pool.map(digest_of, todo), strict=True))
         settled = time.time() - SETTLED_SECONDS
-        _remember({str(path): [stamps[path], found[path]] for path in todo if path.stat().st_ctime < settled})
+        fresh = {str(path): [stamps[path], found[path]] for path in todo if path.stat().st_ctime < settled}
+        if fresh:
+            _remember(fresh)
     return [found[path] for path in paths]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, functools.partial(hashlib.blake2b, digest_size=16)).hexdigest()
 
 
 def _stamp(path: Path) -> str:
@@ -243,8 +245,6 @@ def _read_cache() -> dict[str, list[str]]:
 
 def _remember(fresh: dict[str, list[str]]) -> None:
     """Add to the memory in one rename, so that no reader sees half a file; failing to do so is harmless."""
-    if not fresh:
-        return
     target, known = cache_file(), _read_cache()
     kept = {path: entry for path, entry in known.items() if Path(path).exists()}
     with contextlib.suppress(OSError, UserError):

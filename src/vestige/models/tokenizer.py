@@ -210,7 +210,11 @@ def tokenizer_files(args: ModelArgs) -> list[str]:
     out = []
     for directory in _tokenizer_places(args):
         files = sorted({f for pattern in TOKENIZER_FILES for f in directory.glob(pattern) if f.is_file()})
-        out += [f"{file.name}={_file_key(file, digest)}" for file, digest in zip(files, digests(files), strict=True)]
+        for file, digest in zip(files, digests(files), strict=True):
+            # Of tokenizer_config.json only what matters: transformers writes its own version and the path into it.
+            is_config = file.name == "tokenizer_config.json"
+            key = json.dumps(stable(read_json(file)), sort_keys=True) if is_config else digest
+            out.append(f"{file.name}={key}")
     return out
 
 
@@ -224,11 +228,6 @@ def _tokenizer_places(args: ModelArgs) -> list[Path]:
     named = (Path(p).expanduser() for p in (args.tokenizer, args.base) if p)
     out += [p.parent if p.is_file() else p for p in named if p.exists()]
     return list(dict.fromkeys(p.resolve() for p in out))
-
-
-def _file_key(file: Path, digest: str) -> str:
-    """Of tokenizer_config.json only what matters: transformers writes its own version and the path into it."""
-    return json.dumps(stable(read_json(file)), sort_keys=True) if file.name == "tokenizer_config.json" else digest
 
 
 def says_today(args: ModelArgs) -> bool:

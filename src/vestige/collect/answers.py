@@ -183,7 +183,7 @@ def _checked_targets(targets: Sequence[Target]) -> list[Target]:
         inputs = a.ids[:-1], b.ids[:-1]
         shared = common_prefix(*inputs)
         if shared == min(map(len, inputs)):
-            shared = 0  # one just goes on where the other ends: no fork to go wrong at
+            shared = 0  # one only continues the other: no fork to go wrong at
         if shared > most:
             siblings, most = (a, b), shared
     return list({t.key: t for t in (targets[0], *siblings, targets[-1])}.values())

@@ -214,12 +214,12 @@ class StopRule:
                     return list(known[:count])
         return list(known)
 
-    def over(self, request: Request, made: Sequence[int]) -> bool:
-        if not made:
+    def over(self, request: Request, tokens: Sequence[int]) -> bool:
+        if not tokens:
             return False
-        if made[-1] == BROKEN or made[-1] in self.eos or len(made) >= request.decoding.max_new_tokens:
+        if tokens[-1] == BROKEN or tokens[-1] in self.eos or len(tokens) >= request.decoding.max_new_tokens:
             return True
-        if request.prompt.attended + len(made) > self.positions:
+        if request.prompt.attended + len(tokens) > self.positions:
             return True
         words = request.decoding.stopwords
         if not words:
@@ -227,7 +227,7 @@ class StopRule:
         # A token is at least a byte, so a word that the last token completes began at most so many tokens ago; four
         # more, since a decoder may trim the first and the last character may have come in pieces.
         longest = max(len(word.encode()) for word in words)
-        tail = self.detokenise([made[-(longest + 4) :]])[0]
+        tail = self.detokenise([tokens[-(longest + 4) :]])[0]
         return any(word in tail for word in words)
 
     def texts(self, rows: Iterable[tuple[Request, Sequence[int], int]]) -> dict[str, Text]:

@@ -203,8 +203,8 @@ class CrossScorer:
         self.cost.score_forwards += 1
         label = send(torch.tensor(z), logits.device)
         where = torch.arange(len(z), device=logits.device)
-        found: Array = token_logprobs(logits, where, label, self.temperature).cpu().numpy()
-        return found
+        logprobs: Array = token_logprobs(logits, where, label, self.temperature).cpu().numpy()
+        return logprobs
 
 
 def pairwise_scorer(log_prob_fn: PairLogProbs, micro_batch_size: int = 128) -> Callable[..., CrossLogProbs]:
@@ -217,7 +217,7 @@ def pairwise_scorer(log_prob_fn: PairLogProbs, micro_batch_size: int = 128) -> C
     def score(prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> CrossLogProbs:
         _refuse_empty(prompts, reasonings)
         pairs = list(dict.fromkeys((x, z) for z in reasonings for x in prompts))
-        found: dict[tuple[TokenIds, TokenIds], Array] = {}
+        logprobs: dict[tuple[TokenIds, TokenIds], Array] = {}
         for start in range(0, len(pairs), micro_batch_size):
             chunk = pairs[start : start + micro_batch_size]
             answers = log_prob_fn([x for x, _ in chunk], [z for _, z in chunk])
@@ -228,8 +228,8 @@ def pairwise_scorer(log_prob_fn: PairLogProbs, micro_batch_size: int = 128) -> C
                     raise UserError(
                         f"log_prob_fn returned {len(row)} log-probabilities for a reasoning of {len(z)} tokens."
                     )
-                found[x, z] = row[: len(z)]
-        return CrossLogProbs(tuple(np.stack([found[x, z] for x in prompts]) for z in reasonings))
+                logprobs[x, z] = row[: len(z)]
+        return CrossLogProbs(tuple(np.stack([logprobs[x, z] for x in prompts]) for z in reasonings))
 
     return score
 
@@ -466,7 +466,7 @@ def _attend(whole: Callable[..., Any], plan: Sequence[PromptStretch], before: in
     """The library's attention over each stretch's own keys.
 
     The prompt's keys stand at the front of one buffer; a stretch's keys follow them, and only those that the stretch
-    before it did not have are copied. Query heads that share a key head are laid behind one another as more queries of
+    before it did not have are copied. Query heads that share a key head are laid one after another as more queries of
     that head: the library would copy the keys for each of them instead.
     """
     masks: list[torch.Tensor] = []  # made in the first layer
@@ -474,8 +474,8 @@ def _attend(whole: Callable[..., Any], plan: Sequence[PromptStretch], before: in
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
         if query.shape[2] != width or key.shape[2] != before + width or options.get("position_bias") is not None:
             raise ValueError("attention of another kind than a packed row needs")  # the plain way is taken then
-        heads, kept, size = query.shape[1], key.shape[1], query.shape[3]
-        sharers = heads // kept  # query heads that share one key head
+        heads, key_heads, size = query.shape[1], key.shape[1], query.shape[3]
+        sharers = heads // key_heads  # query heads that share one key head
         if not masks:
             for s in plan:  # all of the prompt and some of the row, once for each query head that shares the keys
                 free = torch.ones((s.last - s.first, before), dtype=torch.bool)
@@ -490,10 +490,10 @@ def _attend(whole: Callable[..., Any], plan: Sequence[PromptStretch], before: in
             for source, buffer in buffers:
                 for at, start, count in s.fills:
                     buffer.narrow(2, before + at, count).copy_(source.narrow(2, before + start, count))
-            few = [buffer.narrow(2, 0, before + len(s.keys)) for _, buffer in buffers]
-            some = query[0, :, s.first : s.last].reshape(1, kept, -1, size)
-            done = whole(_NoGroups(), some, *few, mask, **options)[0]  # (1, sharers x queries, kept, size)
-            done = done.view(sharers, s.last - s.first, kept, -1).permute(1, 2, 0, 3)
+            stretch_keys = [buffer.narrow(2, 0, before + len(s.keys)) for _, buffer in buffers]
+            queries = query[0, :, s.first : s.last].reshape(1, key_heads, -1, size)
+            done = whole(_NoGroups(), queries, *stretch_keys, mask, **options)[0]  # (1, sharers x queries, kept, size)
+            done = done.view(sharers, s.last - s.first, key_heads, -1).permute(1, 2, 0, 3)
             parts.append(done.reshape(1, s.last - s.first, heads, -1))
         return torch.cat(parts, dim=1), None
 

@@ -253,17 +253,17 @@ def trace_from_logits(
     final: Sequence[int] | Array | None = None,
     mask_id: int = -1,
 ) -> Trace:
-    """A trace of logits somebody else recorded (`logits_source: external`), one window.
+    """A trace of logits that another program recorded (`logits_source: external`), one window.
 
     `layout` names the axes of `logits`: vocabulary V, window position L, pass S. `fixed` says for each position the
     pass that decided it (-1: never). Without `final` the tokens are what the deciding pass thought most likely.
     """
     if layout not in LAYOUTS:
         raise UserError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
-    given = torch.as_tensor(logits)
-    if given.ndim != 3:
-        raise UserError(f"Recorded logits must have three axes ({layout}) for one window, got {tuple(given.shape)}.")
-    cube = given.permute(*LAYOUTS[layout])
+    tensor = torch.as_tensor(logits)
+    if tensor.ndim != 3:
+        raise UserError(f"Recorded logits must have three axes ({layout}) for one window, got {tuple(tensor.shape)}.")
+    cube = tensor.permute(*LAYOUTS[layout])
     passes, length, vocab = cube.shape
     if not passes:
         raise UserError("logits_history cannot be empty: the recorded logits have no pass.")
@@ -300,11 +300,11 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
             return dict(load_file(str(path)))
         check_zip(path)
         if path.suffix in (".npy", ".npz"):
-            found = np.load(path, allow_pickle=False)
-            return {"logits": found} if isinstance(found, np.ndarray) else dict(found)
+            content = np.load(path, allow_pickle=False)
+            return {"logits": content} if isinstance(content, np.ndarray) else dict(content)
         if path.suffix == ".pt":
-            found = torch.load(path, map_location="cpu", weights_only=True)
-            return dict(found) if isinstance(found, dict) else {"logits": found}
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            return dict(content) if isinstance(content, dict) else {"logits": content}
     except Exception as error:  # of a broken file: every reader (torch, numpy, safetensors, zipfile) has its own
         reraise_ours(error, "torch", "numpy", "zipfile")
         words = str(error).splitlines()
@@ -315,7 +315,7 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
 
 
 # ---- Whole logits of single windows, for metrics that are handed a step of a denoising path as a model --------------
-# Everything else reads reductions (collect/denoise.py). Here the path is walked once more, one prompt at a time;
+# Everything else reads reductions (collect/denoise.py). Here the path is sampled once more, one prompt at a time;
 # windows are kept as long as there is room, and the others are made each time they are asked for.
 
 ROOM = 2 << 30  # bytes of logits kept; 30 windows of 64 tokens, 32 passes and 8,000 words
@@ -327,7 +327,7 @@ class Window:
 
     logits: torch.Tensor  # (passes, positions, vocabulary)
     nearest: Array  # (passes, positions)
-    final: tuple[int, ...]  # the text it ended in; empty: recorded by somebody else
+    final: tuple[int, ...]  # the text it ended in; empty: recorded by another program
 
     def at(self, passes: Array, positions: Array) -> torch.Tensor:
         """The logits (n, vocabulary) of some positions, each in its own pass."""
@@ -335,13 +335,13 @@ class Window:
 
 
 class Windows:
-    """The windows of a run's wants. `predictor` is asked for only when a path must be walked."""
+    """The windows of a run's wants. `predictor` is needed only when a path must be sampled again."""
 
     def __init__(self, wants: Sequence[DenoiseWant], predictor: Callable[[], MaskPredictor], room: int = ROOM) -> None:
         self.predictor = predictor
         self.room = room
-        self.kept: dict[str, Window] = {}
-        self.walked = 0  # how many times a path was walked
+        self.in_memory: dict[str, Window] = {}
+        self.walked = 0  # how many times a path was sampled again
         self._files: dict[str, Mapping[str, object]] = {}
         self._number: dict[str, int] = {}  # of a want among those of its file: one window for each row, in this order
         for path in dict.fromkeys(w.logits for w in wants if w.logits):
@@ -349,14 +349,14 @@ class Windows:
             self._number |= {key: i for i, key in enumerate(keys)}
 
     def get(self, want: DenoiseWant) -> Window:
-        if want.key not in self.kept:
+        if want.key not in self.in_memory:
             window = self._recorded(want) if want.logits else self._walk(want)
             size = window.logits.numel() * window.logits.element_size()
             if size > self.room:
                 return window
             self.room -= size
-            self.kept[want.key] = window
-        return self.kept[want.key]
+            self.in_memory[want.key] = window
+        return self.in_memory[want.key]
 
     def _walk(self, want: DenoiseWant) -> Window:
         self.walked += 1
@@ -368,16 +368,16 @@ class Windows:
         done = sample(self.predictor(), [want.prompt], [want.streams], want.denoising, keep)[0]
         seen = np.zeros((done.passes, len(done.final)), bool)
         logits = torch.zeros((*seen.shape, parts[0][2].shape[-1]), dtype=parts[0][2].dtype)
-        for number, position, found in parts:
+        for number, position, part in parts:
             seen[number, position] = True
-            logits[torch.from_numpy(number), torch.from_numpy(position)] = found
+            logits[torch.from_numpy(number), torch.from_numpy(position)] = part
         return Window(logits, nearest_pass(seen), done.final)
 
     def _recorded(self, want: DenoiseWant) -> Window:
         if want.logits not in self._files:
             self._files[want.logits] = read_tensors(want.logits)
         tensors = self._files[want.logits]
-        found = tensors.get(f"logits.{self._number[want.key]}", tensors.get("logits"))
-        logits = torch.as_tensor(found).permute(*LAYOUTS["VLS"])
+        tensor = tensors.get(f"logits.{self._number[want.key]}", tensors.get("logits"))
+        logits = torch.as_tensor(tensor).permute(*LAYOUTS["VLS"])
         passes, length, _ = logits.shape
         return Window(logits, np.broadcast_to(np.arange(passes)[:, None], (passes, length)), ())

@@ -47,7 +47,7 @@ def traces(
 
 
 def external_traces(wants: Sequence[DenoiseWant], say: Callable[[str], None]) -> dict[str, Trace]:
-    """Traces of logits saved by somebody else. The file holds, for the i-th row, `logits.i` [V, L, S] and
+    """Traces of logits that another program saved. The file holds, for the i-th row, `logits.i` [V, L, S] and
     `fixation_steps.i` [L]; a file for one row may leave out the number."""
     from vestige.collect.denoise import read_tensors, trace_from_logits
 
@@ -90,8 +90,8 @@ def bounds(
     note = BOUND_NOTE.format(draws=DRAWS)
     if note not in cost.notes:
         cost.notes.append(note)
-    for found in BoundCollector(predictor_of(loaded), limits, cost).bound(targets, done=done):
-        yield {k: b.stats for k, b in found.items()}, {k: b.standard_error for k, b in found.items()}
+    for part in BoundCollector(predictor_of(loaded), limits, cost).bound(targets, done=done):
+        yield {k: b.stats for k, b in part.items()}, {k: b.standard_error for k, b in part.items()}
 
 
 def visible(
@@ -125,9 +125,9 @@ def texts(
         want = text_want(fitting, own)
         wants[want.key] = want
         by_want.setdefault(want.key, []).append(request)
-    for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):
+    for batch in traces(loaded, list(wants.values()), limits, cost, frozenset()):
         out: dict[str, Text] = {}
-        for key, trace in found.items():
+        for key, trace in batch.items():
             if trace.broken:
                 out |= {request.key: Text((BROKEN,), "") for request in by_want[key]}
                 continue

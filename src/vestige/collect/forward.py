@@ -1,16 +1,16 @@
 """Two ways through the model with the same meaning: packed tree rows (fast), padded sequences (plain).
 
 Both hand `reduce_logits` the logits of scored positions only: a hook narrows what reaches the output layer, so
-that the vocabulary axis is never made for positions nobody asked about.
+that the vocabulary axis is never made for positions that are not scored.
 
-Packed rows are attended to without the cells nobody looks at. In depth-first order a stretch of queries looks at itself
+Packed rows are attended to without the masked cells. In depth-first order a stretch of queries looks at itself
 and at a few ancestors before it; the rest of the row is other questions. Attending stretch by stretch to just those
 keys makes a row's cost grow with its length instead of with the square of it, so rows can be as long as a batch and the
 shared beginning of all prompts is pushed once per batch. The model's own attention function does the arithmetic, with
 fewer keys; a model that does not use the library's attention interface never calls this and sees the whole mask.
 
 In: one batch of a Packing, or some Targets. Out: TokenStats of each target. Callers: collect/answers.py and the checks
-of fast ways in this room; collect/cross.py attends in the same way to rows that continue a cached prompt.
+of fast ways in this package; collect/cross.py attends in the same way to rows that continue a cached prompt.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
         end[r, :n] = row.end
         hidden[r, :n] = tree.hidden[nodes]
         # Answers that share an opening ask the same positions; each goes through the output layer once.
-        asked = np.concatenate([nodes[:0], *(tree.predictors[t] for t in members)])
-        scored, read = np.unique(np.searchsorted(nodes, asked), return_inverse=True)
+        wanted = np.concatenate([nodes[:0], *(tree.predictors[t] for t in members)])
+        scored, read = np.unique(np.searchsorted(nodes, wanted), return_inverse=True)
         flat_index.append(scored + r * width)
         reads.append(read + offset)
         offset += len(scored)
@@ -121,7 +121,7 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
 def tree_mask(end: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """allowed[r, j, i]: may position j of a row look at position i? Its ancestors and itself, less hidden tokens.
 
-    From two numbers per position (0 as the end: padding, at which nobody looks), where the model is: a whole mask is
+    From two numbers per position (0 as the end: padding, at which no token looks), where the model is: a whole mask is
     the square of them.
     """
     at = torch.arange(end.shape[1], device=end.device)

@@ -84,10 +84,10 @@ def _gradient_norm(model: Any, target: Target, p: float, drop_last: bool) -> flo
     end = len(target.ids) - (1 if drop_last else 0)
     if end <= target.start:
         return float("nan")
-    given = torch.tensor([target.ids[: end - 1]])
-    seen = torch.ones_like(given)
+    tokens = torch.tensor([target.ids[: end - 1]])
+    seen = torch.ones_like(tokens)
     seen[0, [h for h in target.hidden if h < end - 1]] = 0
-    ids, mask = send(torch.stack([given, seen]), model.device)
+    ids, mask = send(torch.stack([tokens, seen]), model.device)
     # Random numbers that depend on the target alone: live dropout gives the same score in a resumed run.
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(int(target.key[:15], 16))

@@ -83,7 +83,7 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: PatchPlan) -> Clean
     cache = DynamicCache()
     states: dict[int, torch.Tensor] = {}
     span = max(row_length(w) for w in wants)
-    # Behind the last patched position a row goes on with the target's own states, which only this pass knows.
+    # After the last patched position a row continues with the target's own states, which only this pass knows.
     partly = any(w.end < w.width for w in wants)
 
     def keep(layer: int, hidden: torch.Tensor) -> None:
@@ -95,7 +95,7 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: PatchPlan) -> Clean
     reads = reading({layer: sites[layer] for layer in plan.layers}, keep) if partly else nullcontext()
     with reads, without_copies(model):
         index = torch.from_numpy(np.concatenate(scored))
-        # No mask, as in `source_states`: padding is on the right, where nobody looks.
+        # No mask, as in `source_states`: padding is on the right, where no token looks.
         logits = logits_at(model, index, input_ids=ids, past_key_values=cache, use_cache=True)
     # Only what lies before the first patched position is the same with and without the patch. Shorter prefixes of the
     # batch have a few columns too many; the mask of `patch_layers` hides them.
@@ -220,7 +220,7 @@ def patch_layers(
         scored.append((np.arange(rows)[:, None] * span + in_row[None]).reshape(-1) + b * rows * span)
         labels.append(list(w.target.labels) * rows)
     ids, position_ids = send(np.stack([tokens, positions]), model.device)
-    # Which columns of the prefix are a want's own (batch, columns). Those behind, up to the longest prefix of the
+    # Which columns of the prefix are a want's own (batch, columns). Later ones, up to the longest prefix of the
     # batch, are positions that its row replaces.
     first = send(torch.tensor([w.first for w in wants]), model.device)
     seen = torch.arange(clean.length, device=model.device) < first[:, None]
@@ -263,7 +263,7 @@ def _entering_states(
     for b, w in enumerate(wants):
         for source in sources:
             state = send(source[w.key][i], device)
-            row = state.new_zeros((span, state.shape[-1]))  # zeros: padding behind a shorter want, which nobody reads
+            row = state.new_zeros((span, state.shape[-1]))  # zeros: padding after a shorter want, which is not read
             if clean.carried:
                 row[:] = clean.carried[layer][b]
             row[: w.end - w.first] = state
@@ -371,7 +371,7 @@ class Patcher:
         """Compares the fast and the plain way on the longest want and the shortest; falls back on a mismatch.
 
         The longest shows a sliding window, the two together what padding does. It costs two examples, and is run each
-        time: an architecture that nobody has tried yet gives right numbers slowly, not wrong ones fast.
+        time: an architecture that was never tried gives right numbers slowly, not wrong ones fast.
         """
         sample = list({w.key: w for w in (ordered[0], ordered[-1])}.values())
         problem = ""

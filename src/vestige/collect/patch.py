@@ -171,7 +171,7 @@ def head_input(model: Any, read: Callable[[torch.Tensor], None] | None) -> Itera
 
 
 def padded(wants: Sequence[PatchWant], device: Any) -> dict[str, torch.Tensor]:
-    """Inputs of a batch, padded on the right. What the padding holds does not matter: nobody attends to it.
+    """Inputs of a batch, padded on the right. What the padding holds does not matter: no token attends to it.
 
     On the right, so that a position of a want is the same number in every batch, and its position id with it.
     """
@@ -195,21 +195,22 @@ def source_states(
     width = max(w.width for w in wants)
     # The patched positions in the flattened (batch x time) of `padded`.
     index = torch.cat([torch.arange(w.first, w.end) + r * width for r, w in enumerate(wants)])
-    kept: dict[int, torch.Tensor] = {}
+    states: dict[int, torch.Tensor] = {}
 
     def keep(layer: int, hidden: torch.Tensor) -> None:
         flat = hidden.reshape(-1, hidden.shape[-1])
-        kept[layer] = flat.index_select(0, send(index, flat.device))
+        states[layer] = flat.index_select(0, send(index, flat.device))
 
     wanted = {layer: sites[layer] for layer in plan.layers}
     normed = plan.last_layer == "peer" and plan.component == "block" and last in wanted
     if normed:  # the published code reads what goes into the output layer, which is the last state after the norm
         del wanted[last]
     with reading(wanted, keep), head_input(model, (lambda hidden: keep(last, hidden)) if normed else None):
-        # No mask: padding is on the right, and nobody looks to the right. Attention without one is cheaper.
+        # No mask: padding is on the right, and no token looks to the right. Attention without one is cheaper.
         model(input_ids=padded(wants, model.device)["input_ids"], use_cache=False)
     device = torch.device("cpu") if to_host else model.device
-    stacked = torch.stack([kept[layer].to(model.device) for layer in plan.layers]).to(device)  # one copy for all layers
+    by_layer = [states[layer].to(model.device) for layer in plan.layers]
+    stacked = torch.stack(by_layer).to(device)  # one copy for all layers
     sizes = [w.end - w.first for w in wants]
     # Copies: a slice would keep its whole batch alive.
     return {w.key: part.clone() for w, part in zip(wants, stacked.split(sizes, dim=1), strict=True)}
@@ -230,7 +231,7 @@ def patched_plain(model: Any, want: PatchWant, states: torch.Tensor, plan: Patch
     parts = []
     for start in range(0, len(jobs), rows):
         chunk = jobs[start : start + rows]
-        # Each row is patched at one layer only, so one forward serves several layers. None: a row nobody writes to.
+        # Each row is patched at one layer only, so one forward serves several layers. None: a row that is not patched.
         row_of = {plan.layers[i]: (r, i) for r, i in enumerate(chunk) if i is not None}
 
         def write(layer: int, hidden: torch.Tensor, row_of: Mapping[int, tuple[int, int]] = row_of) -> torch.Tensor:
@@ -336,13 +337,13 @@ def skip_blocks(model: Any, blocks: Sequence[Any]) -> Iterator[None]:
 
     # An instance's own `forward` covers that of its class; accelerate, for one, puts its own there. Deleting ours where
     # there was none uncovers the class's, and where there was one it has to come back.
-    kept = [block.__dict__.get("forward") for block in blocks]
+    replaced = [block.__dict__.get("forward") for block in blocks]
     try:
         for i, block in enumerate(blocks):
             block.forward = through(i)
         yield
     finally:
-        for block, before in zip(blocks, kept, strict=True):
+        for block, before in zip(blocks, replaced, strict=True):
             if before is None:
                 del block.__dict__["forward"]
             else:
@@ -365,9 +366,9 @@ def collect_states(
     for start in range(0, len(ordered), batch_size):
         batch = ordered[start : start + batch_size]
         if needed is None or any(w.key in needed for w in batch):
-            found = source_states(model, batch, plan, held > ON_DEVICE)
-            held += sum(t.numel() * t.element_size() for t in found.values())
-            yield found
+            states = source_states(model, batch, plan, held > ON_DEVICE)
+            held += sum(t.numel() * t.element_size() for t in states.values())
+            yield states
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Up to its first miss, a greedy continuation *is* the teacher-forced reference: collect/known_prefix.py reads it off the
 statistics that scoring has collected, as a proof or as a draft that the prefill confirms. Decoding
-starts behind it. Rows leave the batch the moment they finish.
+starts after it. Rows leave the batch the moment they finish.
 
 In: Requests (a prompt, how to decode) and what is known of each. Out: Texts, batch by batch. Caller: engine/obtain.py.
 With a cache many rows at a time, or plainly, one row and no cache, for architectures that the first does not fit: the
@@ -36,7 +36,7 @@ from vestige.types import BROKEN, Array, Target, Text, content_key
 from vestige.wants import Request
 
 AHEAD = 64  # steps for which a cache has room before it is made again
-LIKELY = 16  # tokens behind a prompt whose log-probabilities are compared before packed prompts are trusted
+LIKELY = 16  # tokens after a prompt whose log-probabilities are compared before packed prompts are trusted
 CHECKED = 32  # tokens of a text that are compared with the plain way
 # How far their log-probabilities may differ on average. A wrong mask or position is off by far more.
 TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-3, 0.15
@@ -58,14 +58,14 @@ class TextCollector:
         self.positions = learned_positions(model) or math.inf
         self.packed: bool | None = None  # whether prompts may be packed; not tried yet
         # `end_text` is what the end token decodes to; a text is cut there, as the peer does.
-        self.ending = StopRule(detokenise, eos, end_text, self.positions)
+        self.stop_rule = StopRule(detokenise, eos, end_text, self.positions)
         self.verified = False  # until some texts were read both ways
         self.plain = False  # once they differed
 
     def batches(self, requests: Sequence[Request]) -> list[list[Request]]:
         """Requests grouped for decoding: alike in length, so that left padding is small; longest first."""
         # Longest first: if memory runs out, then in the first batch. Ties by key: a resumed run must group alike, since
-        # the rows beside it decide the last bits of a text's logits, and those now and then a token.
+        # the other rows of its batch decide the last bits of a text's logits, and those now and then a token.
         order = sorted(requests, key=lambda r: (-len(r.prompt.ids), r.key))
         out: list[list[Request]] = []
         for request in order:
@@ -110,22 +110,22 @@ class TextCollector:
                 yield self._texts(self._decode_in_memory([rows[r.key] for r in batch]))
 
     def _begin(self, request: Request, known: Sequence[int], draft: Sequence[int]) -> TextRow:
-        """A row that starts behind what is known."""
+        """A row that starts after what is known."""
         if draft and not known:
             # Fed to the model: not the end token, and so few that one more token and its position have room.
-            fed = [t for t in draft if t not in self.ending.eos]
+            fed = [t for t in draft if t not in self.stop_rule.eos]
             room = min(request.decoding.max_new_tokens - 1, self.positions - request.prompt.attended)
             return TextRow(request, (), fed[: max(0, int(room))])
-        return TextRow(request, self.ending.begin(request, known))
+        return TextRow(request, self.stop_rule.begin(request, known))
 
     def _over(self, row: TextRow) -> bool:
-        return self.ending.over(row.request, row.made)
+        return self.stop_rule.over(row.request, row.tokens)
 
     def _texts(self, rows: Sequence[TextRow]) -> dict[str, Text]:
         for row in rows:
-            self.cost.tokens_produced += len(row.made)
+            self.cost.tokens_produced += len(row.tokens)
             self.cost.tokens_proven += row.proven
-        return self.ending.texts((row.request, row.made, row.proven) for row in rows)
+        return self.stop_rule.texts((row.request, row.tokens, row.proven) for row in rows)
 
     def _decode_in_memory(self, rows: list[TextRow]) -> list[TextRow]:
         """Decodes the rows together; when memory runs out, half as many at a time from then on."""
@@ -176,17 +176,17 @@ class TextCollector:
         rows = [row for row in rows if not row.broken]  # NaN agrees with nothing, whichever way it was made
         if not rows:
             return ""
-        longest = max(rows, key=lambda r: len(r.made) - len(r.known))
+        longest = max(rows, key=lambda r: len(r.tokens) - len(r.known))
         most_padded = min(rows, key=lambda r: r.begin)
         gaps = []
         for row in {longest, most_padded}:
             # One forward over prompt and text gives all log-probabilities at once. The last token is not an input.
             known = len(row.known)
-            decoded = row.made[known:][:CHECKED]
+            decoded = row.tokens[known:][:CHECKED]
             if not decoded:  # proven to its end
                 gaps.append(0.0)
                 continue
-            probe = TextRow(row.request, row.made[: known + len(decoded) - 1])
+            probe = TextRow(row.request, row.tokens[: known + len(decoded) - 1])
             first = len(row.request.prompt.ids) + known - 1
             logits = self._plain_logits(probe, torch.arange(first, first + len(decoded)))
             plain = chosen_logprob(logits, torch.tensor(decoded))
@@ -230,8 +230,8 @@ class TextCollector:
                 cache.resize(first, cache.get_seq_length() - first + self._steps_of_room(active))
                 mask = mask[: len(active), first:]
             # Positions count attended tokens, not columns: padding and hidden tokens take up columns and have none.
-            last = [r.made[-1] for r in active]
-            position = [r.request.prompt.attended + len(r.made) - 1 for r in active]
+            last = [r.tokens[-1] for r in active]
+            position = [r.request.prompt.attended + len(r.tokens) - 1 for r in active]
             inputs = send(torch.tensor([last, position]), self.model.device)[..., None]
             seen = mask[: len(active), : cache.get_seq_length() + 1]
             self.cost.decode_row_steps += len(active)
@@ -245,7 +245,7 @@ class TextCollector:
             self._choose(active, logits)
 
     def _prefill(self, rows: list[TextRow]) -> tuple[list[TextRow], list[TextRow], SlotCache | None]:
-        """Runs the prompts, what is proven behind them and what is drafted; picks each row's next token.
+        """Runs the prompts, what is proven to follow and what is drafted; picks each row's next token.
 
         Returns the rows that are finished with that, the others, and their keys. All rows end at one column, so that
         each step appends to all at the same place.
@@ -263,7 +263,7 @@ class TextCollector:
                 if self._over(row):
                     finished.append(row)
                     continue
-                # What was drafted and not confirmed is left behind: its keys belong to another text.
+                # What was drafted and not confirmed is left out: its keys belong to another text.
                 places.append(place[: row.begin])
                 active.append(row)
             if places:
@@ -273,7 +273,7 @@ class TextCollector:
 
     def _steps_of_room(self, rows: Sequence[TextRow]) -> int:
         """For how many steps the cache gets room at a time."""
-        return min(AHEAD, max(r.request.decoding.max_new_tokens - len(r.made) for r in rows))
+        return min(AHEAD, max(r.request.decoding.max_new_tokens - len(r.tokens) for r in rows))
 
     def _prefills(self, rows: Sequence[TextRow]) -> Iterator[Prefill]:
         """Packed forwards, once the first of them has been seen to agree with plain ones; else padded ones."""
@@ -315,7 +315,7 @@ class TextCollector:
         return None if max(gaps) > self._tolerance() else prefill  # NaN agrees with nothing, whichever way it was made
 
     def _confirm(self, prefill: Prefill) -> None:
-        """Appends to each row what the model confirms of its draft, and the token that it chooses behind it.
+        """Appends to each row what the model confirms of its draft, and the token that it chooses next.
 
         A drafted token counts where it is the model's own choice after all before it, under generation's mask and
         positions. That is what decoding would have done, in one forward instead of one per token.
@@ -329,10 +329,10 @@ class TextCollector:
                 for token, drafted in zip(choose(logits[:-1], [None] * len(row.draft)), row.draft, strict=True):
                     if token != drafted or self._over(row):
                         break
-                    row.made.append(token)
+                    row.tokens.append(token)
                     confirmed += 1
                 row.proven += confirmed
-                self._note_logprobs([row] * confirmed, logits[:confirmed], row.made[len(row.made) - confirmed :])
+                self._note_logprobs([row] * confirmed, logits[:confirmed], row.tokens[len(row.tokens) - confirmed :])
             if not self._over(row):
                 unfinished.append(row)
                 next_reads.append(int(reads[confirmed]))
@@ -350,7 +350,7 @@ class TextCollector:
             choosers.append(None if plain else Chooser(decoding, penalty, row.inputs, row.noise))
         tokens = choose(logits, choosers)
         for row, token in zip(rows, tokens, strict=True):
-            row.made.append(token)
+            row.tokens.append(token)
         self._note_logprobs(rows, logits, tokens)
 
     def _note_logprobs(self, rows: Sequence[TextRow], logits: torch.Tensor, tokens: Sequence[int]) -> None:
@@ -388,9 +388,9 @@ class TextRow:
     def __init__(self, request: Request, known: Sequence[int], draft: Sequence[int] = ()) -> None:
         self.request = request
         self.known, self.draft = tuple(known), tuple(draft)
-        self.made = list(known)
-        self.proven = len(self.made)  # and what the prefill confirms of the draft
-        self.logprobs: list[torch.Tensor] = []  # of the tokens behind `known`, kept until the cached way is trusted
+        self.tokens = list(known)
+        self.proven = len(self.tokens)  # and what the prefill confirms of the draft
+        self.logprobs: list[torch.Tensor] = []  # of the tokens after `known`, kept until the cached way is trusted
         decoding = request.decoding
         self.noise: torch.Generator | None = None
         if not decoding.greedy:  # seeded by sample, not by batch: the same text at any batch size
@@ -403,7 +403,7 @@ class TextRow:
 
     @property
     def broken(self) -> bool:
-        return bool(self.made) and self.made[-1] == BROKEN
+        return bool(self.tokens) and self.tokens[-1] == BROKEN
 
     @property
     def begin(self) -> int:
@@ -412,7 +412,7 @@ class TextRow:
 
     @property
     def inputs(self) -> list[int]:
-        return [*self.request.prompt.ids, *self.made]
+        return [*self.request.prompt.ids, *self.tokens]
 
     @property
     def positions(self) -> list[int]:

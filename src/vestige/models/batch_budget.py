@@ -2,7 +2,7 @@
 
 In: a model. Out: rows of a batch, and cells (rows x columns) of its key/value cache. Caller: collect/backend.py.
 All of a device's memory counts, not what is free at the moment: batches of a resumed run must be those of the first,
-and the rows beside a text decide the last bits of its logits. What others use of the device shows as running out of
+and the other rows of a batch decide the last bits of its logits. What others use of the device shows as running out of
 memory, which halves the batches.
 """
 
@@ -55,8 +55,8 @@ def cell_size(config: Any) -> int | None:
     )
     if not (layers and heads and width):
         return None
-    kept = getattr(config, "num_key_value_heads", None) or heads
-    return int(2 * layers * kept * (getattr(config, "head_dim", None) or width // heads))
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * layers * key_heads * (getattr(config, "head_dim", None) or width // heads))
 
 
 def _power_of_two(limit: float) -> int:

@@ -245,8 +245,8 @@ def check_config(place: Place, names: list[str], trusted: bool) -> None:
 
 def _check_attention(name: str, config: Mapping[str, Any]) -> None:
     for key in ATTENTION:
-        said = config.get(key)
-        for kernel in said.values() if isinstance(said, Mapping) else [said]:
+        value = config.get(key)
+        for kernel in value.values() if isinstance(value, Mapping) else [value]:
             if kernel is not None and (not isinstance(kernel, str) or "/" in kernel):
                 raise UserError(
                     f"The config.json of '{name}' sets {key} to {kernel!r}, which is code to be fetched from a hub; "
@@ -258,10 +258,10 @@ def _check_activation(name: str, config: Mapping[str, Any]) -> None:
     from transformers.activations import ACT2FN
 
     for key in ACTIVATIONS:
-        said = config.get(key)
-        if said is not None and (not isinstance(said, str) or said not in ACT2FN):
-            near = did_you_mean(str(said), ACT2FN)
-            raise UserError(f"The config.json of '{name}': transformers has no {key} called {said!r}.{near}")
+        value = config.get(key)
+        if value is not None and (not isinstance(value, str) or value not in ACT2FN):
+            near = did_you_mean(str(value), ACT2FN)
+            raise UserError(f"The config.json of '{name}': transformers has no {key} called {value!r}.{near}")
 
 
 def _check_rope(name: str, config: Mapping[str, Any]) -> None:
@@ -270,24 +270,24 @@ def _check_rope(name: str, config: Mapping[str, Any]) -> None:
     # mrope, su: published configs say so, and it is renamed; axial: Gemma 4's vision part computes it by itself.
     known = {*ROPE_INIT_FUNCTIONS, "default", "mrope", "su", "axial"}
     for key in ("rope_scaling", "rope_parameters"):
-        said = config.get(key)
-        if said is None:
+        value = config.get(key)
+        if value is None:
             continue
-        if not isinstance(said, Mapping):
-            raise UserError(f"The config.json of '{name}': {key} should be an object, it is {said!r}; save it again.")
-        for part in (said, *said.values()):  # one for all layers, or one for each type of layer
+        if not isinstance(value, Mapping):
+            raise UserError(f"The config.json of '{name}': {key} should be an object, it is {value!r}; save it again.")
+        for part in (value, *value.values()):  # one for all layers, or one for each type of layer
             kind = part.get("rope_type", part.get("type")) if isinstance(part, Mapping) else None
             if kind is not None and (not isinstance(kind, str) or kind not in known):
                 where = f"rope_type in the config.json of '{name}':"
                 raise unknown_name(where, str(kind), known, "A newer transformers may know it.")
 
 
-def _check_quantised(place: Place, said: Mapping[str, Any], names: list[str]) -> None:
+def _check_quantised(place: Place, settings: Mapping[str, Any], names: list[str]) -> None:
     """A quantization_config promises packed weights. Read as such, plain ones are refused or rounded unasked."""
     files = [place.directory / name for name in names if name.endswith(".safetensors")]
     tensors = [tensor for file in files for tensor in _tensors(file)]
     if tensors and all(dtype in PLAIN and not _is_mark(name) for name, dtype in tensors):
-        method = said.get("quant_method", "an unnamed method")
+        method = settings.get("quant_method", "an unnamed method")
         raise UserError(
             f"The config.json of '{place.name}' says that its weights are quantised ({method}), but they are plain "
             f"{tensors[0][1]} tensors; remove quantization_config from it (and use quantization=4bit to quantise them)."
@@ -312,19 +312,19 @@ def _tensors(path: Path) -> Iterator[tuple[str, str]]:
 
 def _check_generation(path: Path, config: Mapping[str, Any]) -> None:
     for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
-        said = config.get(key)
-        for token in said if isinstance(said, list) else [said]:
+        value = config.get(key)
+        for token in value if isinstance(value, list) else [value]:
             if token is not None and (not isinstance(token, int) or isinstance(token, bool)):
-                raise UserError(f"'{path}': {key} must be a token's number or a list of them, it is {said!r}.")
+                raise UserError(f"'{path}': {key} must be a token's number or a list of them, it is {value!r}.")
     check_penalty(config.get("repetition_penalty"), f"'{path}'")
 
 
-def check_penalty(said: Any, where: str) -> None:
+def check_penalty(value: Any, where: str) -> None:
     """A penalty multiplies or divides logits: 0 has no meaning, a negative one would turn dislikes into likes."""
-    if said is None:
+    if value is None:
         return
-    if not isinstance(said, (int, float)) or isinstance(said, bool) or not 0 < said < float("inf"):
-        raise UserError(f"{where}: repetition_penalty must be a number above 0 (1 is none), it is {said!r}.")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise UserError(f"{where}: repetition_penalty must be a number above 0 (1 is none), it is {value!r}.")
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
@@ -332,9 +332,9 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         for key in CONTEXT:
-            said = part.get(key)
-            if isinstance(said, int) and not isinstance(said, bool) and said > 0:
-                return said
+            value = part.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
     return None
 
 
@@ -422,7 +422,7 @@ def refuse_gaps(
 
 
 def refuse_doubles(name: str, stored: Iterable[str], native: Callable[[str], str]) -> None:
-    """Two tensors of a checkpoint for one parameter: only one would be read, and nobody could say which."""
+    """Two tensors of a checkpoint for one parameter: only one would be read, and it is unknown which."""
     seen: dict[str, str] = {}
     for theirs in stored:
         other = seen.setdefault(native(theirs), theirs)

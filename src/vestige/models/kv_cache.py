@@ -101,7 +101,7 @@ class SlotCache(Cache):
 
     def __init__(self, layers: int, rows: int, columns: int) -> None:
         if not layers:
-            raise UnsupportedArchitecture("its prefill leaves no keys behind")
+            raise UnsupportedArchitecture("its prefill stores no keys")
         self.slots = [SlotLayer((rows, columns)) for _ in range(layers)]
         super().__init__(layers=list(self.slots))
 
@@ -133,7 +133,7 @@ class SlotCache(Cache):
 #
 #     scores = [rows x prefix | each row x itself]
 #
-# With r rows of s tokens behind a prefix of p that is r s (p + s) cells instead of r s (p + r s), and no mask as large.
+# With r rows of s tokens after a prefix of p that is r s (p + s) cells instead of r s (p + r s), and no mask as large.
 
 
 class PrefixLayer(DynamicLayer):
@@ -169,7 +169,7 @@ def can_replace_attention(model: Any) -> bool:
 
 @contextmanager
 def separate_rows(prefix: Cache, seen: torch.Tensor, span: int) -> Iterator[None]:
-    """While open, attention takes rows of `span` tokens behind the prefix. seen (batch, columns): which are a row's."""
+    """While open, attention takes rows of `span` tokens after the prefix. seen (batch, columns): which are a row's."""
     layers = [layer for layer in prefix.layers if isinstance(layer, PrefixLayer)]
     for layer in layers:
         layer.apart = True
@@ -187,21 +187,21 @@ def _attend(layers: list[PrefixLayer], seen: torch.Tensor, span: int) -> Callabl
             raise UnsupportedArchitecture("attention of another kind than rows need")  # keys are joined then
         before = layers[module.layer_idx]
         batch, heads, tokens, size = query.shape
-        kept = key.shape[1]  # heads that several query heads share
-        own = span if tokens % span == 0 else 1  # a block below all rows gets one token, which nobody reads
-        shape = (batch, kept, heads // kept, tokens // own, own)
+        key_heads = key.shape[1]  # heads that several query heads share
+        own = span if tokens % span == 0 else 1  # a block below all rows gets one token, which is not read
+        shape = (batch, key_heads, heads // key_heads, tokens // own, own)
         least = torch.finfo(torch.float32).min
         scale = options.get("scaling") or size**-0.5
-        asked = query.reshape(batch, kept, -1, size)
-        far = (asked @ before.keys.transpose(-1, -2)).float() * scale
+        queries = query.reshape(batch, key_heads, -1, size)
+        far = (queries @ before.keys.transpose(-1, -2)).float() * scale
         far = far.masked_fill(~seen.to(far.device)[:, None, None, :], least)
-        rows = [t.reshape(batch, kept, 1, tokens // own, own, -1) for t in (key, value)]
+        rows = [t.reshape(batch, key_heads, 1, tokens // own, own, -1) for t in (key, value)]
         near = (query.reshape(*shape, size) @ rows[0].transpose(-1, -2)).float() * scale
         later = torch.ones((own, own), dtype=torch.bool, device=near.device).triu(1)
         both = torch.cat([far.view(*shape, -1), near.masked_fill(later, least)], dim=-1)
         weights = both.softmax(dim=-1).to(value.dtype)
         columns = before.keys.shape[2]
-        out = (weights[..., :columns].reshape(batch, kept, -1, columns) @ before.values).view(*shape, -1)
+        out = (weights[..., :columns].reshape(batch, key_heads, -1, columns) @ before.values).view(*shape, -1)
         out = out + weights[..., columns:] @ rows[1]
         return out.reshape(batch, heads, tokens, -1).transpose(1, 2).contiguous(), None
 

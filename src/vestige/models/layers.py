@@ -63,23 +63,23 @@ def find_sites(model: Any, component: str = "block") -> list[Site]:
 
 def _child(block: Any, words: tuple[str, ...], what: str) -> Any:
     """The child of a block that is its attention or its MLP, by the words every library uses for them."""
-    found = []
+    matching = []
     for name, child in block.named_children():
         names = f"{name} {type(child).__name__}".lower()
         has_weights = next(child.parameters(), None) is not None  # a dropout after it bears its name, too
         if has_weights and not _is_norm(child) and any(word in names for word in words):
-            found.append(child)
-    if len(found) != 1:
+            matching.append(child)
+    if len(matching) != 1:
         children = ", ".join(f"{n} ({type(c).__name__})" for n, c in block.named_children())
         raise UserError(f"{type(block).__name__} has no single part that is its {what}; it has: {children}.")
-    return found[0]
+    return matching[0]
 
 
 def _second_norm(block: Any) -> Any:
     """The norm in front of the MLP. A block that runs attention and MLP side by side has no stream between them."""
     norms = []
     for name, child in block.named_children():
-        # A norm behind the MLP (post_feedforward) works on what the MLP gives out, not on the stream.
+        # A norm after the MLP (post_feedforward) works on what the MLP gives out, not on the stream.
         if not _is_norm(child) or "post_feedforward" in name:
             continue
         if "pre_feedforward" in name or "pre_ffn" in name:

@@ -199,8 +199,8 @@ def canvases_of(args: ModelArgs) -> Canvases | None:
         return None
     from vestige.models.diffusion import CANVAS_LENGTH, Canvases, own_sampling
 
-    said = place.directory / "generation_config.json"
-    sampling = own_sampling(read_json(said) if said.is_file() else {})
+    file = place.directory / "generation_config.json"
+    sampling = own_sampling(read_json(file) if file.is_file() else {})
     return Canvases(int(place.config.get("canvas_length") or CANVAS_LENGTH), sampling)
 
 
@@ -327,19 +327,19 @@ def _native(place: Place, args: ModelArgs, settings: dict[str, Any], family: Fam
         return without_vision(str(place.directory), settings)
     config = place.config
     # As for other models, settings of the configuration may be given by hand.
-    said = {key: settings.pop(key) for key in list(settings) if key in config and key != "dtype"}
+    overrides = {key: settings.pop(key) for key in list(settings) if key in config and key != "dtype"}
     stored = [n for file in weight_files(place, args) for n in tensor_names(file)]
     refuse_doubles(place.name, stored, partial(native_name, family))
     return {
         **settings,
-        "config": native_config(family, {**config, **said}, place.name),
+        "config": native_config(family, {**config, **overrides}, place.name),
         "key_mapping": renamings(family),
         "trust_remote_code": False,
     }
 
 
 def _check_head(name: str, model: Any, family: Family | None) -> list[str]:
-    """transformers keeps a head of its own beside one that the config calls tied, when their numbers differ."""
+    """transformers keeps a separate head although the config calls it tied, when their numbers differ."""
     tied = getattr(model.config, "tie_word_embeddings", False)
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     if not tied or head is None or getattr(head, "weight", None) is getattr(table, "weight", None):
@@ -380,8 +380,8 @@ def _explain(error: BaseException, place: Place, device: str) -> UserError:
         )
     if isinstance(error, ImportError):
         return UserError(f"'{place.name}' needs a package that is not installed: {error_sentence(error)}")
-    said = error_sentence(error) if isinstance(error, OSError | RuntimeError | ValueError) else f"{named(error)}."
-    return UserError(f"'{place.name}' could not be loaded: {said}")
+    reason = error_sentence(error) if isinstance(error, OSError | RuntimeError | ValueError) else f"{named(error)}."
+    return UserError(f"'{place.name}' could not be loaded: {reason}")
 
 
 # ---- PEFT adapters: put on their base, and translated where they were trained on the published code of a family -----
@@ -447,8 +447,8 @@ def _translated(model: Any, place: Place, family: Family) -> Any:
         if getattr(config, pattern, None):
             setattr(config, pattern, _by_full_name(getattr(config, pattern), names))
     if getattr(config, "modules_to_save", None):
-        kept = config.modules_to_save
-        config.modules_to_save = [o for t, o in names.items() if any(t == m or t.endswith(f".{m}") for m in kept)]
+        saved = config.modules_to_save
+        config.modules_to_save = [o for t, o in names.items() if any(t == m or t.endswith(f".{m}") for m in saved)]
     config.target_modules = set(targets)
     for setting in ("exclude_modules", "layers_to_transform", "layers_pattern"):
         if hasattr(config, setting):

@@ -293,8 +293,8 @@ class OwnNoise:
         for r, u in zip(live, send(torch.stack(drawn), logits.device), strict=True):
             for at in slices(logits[r]):
                 below = logits[r, at].softmax(dim=-1, dtype=torch.float32).double().cumsum(dim=-1)
-                found = torch.searchsorted(below, (u[at] * below[:, -1])[:, None], right=True)[:, 0]
-                out[r, at] = found.clamp_max(logits.shape[-1] - 1)
+                token = torch.searchsorted(below, (u[at] * below[:, -1])[:, None], right=True)[:, 0]
+                out[r, at] = token.clamp_max(logits.shape[-1] - 1)
         return out
 
 

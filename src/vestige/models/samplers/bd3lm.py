@@ -89,7 +89,7 @@ def _denoise_block(
     block = canvas[:, -size:]  # a view: what is written here is written on the canvas
     start = [row.passes for row in rows]
     while True:
-        # A block that is full takes no more passes, and one without a plan left (drawn counts) waits for the others.
+        # A block that is full takes no more passes, and one whose plan has ended (drawn counts) waits for the others.
         live = [r for r, row in enumerate(rows) if row.passes - start[r] < len(moves[r])]
         live = [r for r in live if bool((block[r] == mask_id).any())]
         if not live:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError, did_you_mean, how_to_install, unknown_name
+from vestige.errors import UserError, how_to_install
 from vestige.models.args import ModelArgs
 from vestige.models.families import auto_class, diffusion_kind, find_family, marked_family, native_settings
 from vestige.models.foreign import quiet
@@ -41,7 +41,7 @@ def check_place(place: Place, args: ModelArgs) -> None:
     if args.quantization:
         need_package("bitsandbytes", "quant", f"{args.quantization} quantisation")
     check_weights(place, args)
-    return check_config(place, weight_names(place.directory, False, args), args.trust_remote_code)
+    return check_config(place, weight_names(place.directory, False, args))
 
 
 def check_architecture(name: str, config: dict[str, Any], trusted: bool, diffusion: str | None = None) -> None:
@@ -160,14 +160,14 @@ def check_safetensors(path: Path) -> None:
     raise UserError(f"'{path}' is damaged or cut short; copy or download it again.")
 
 
-def tensor_names(path: Path) -> list[str]:
-    """The names of the tensors in a weight file, from its header; nothing for files that have none (pickles)."""
-    from safetensors import safe_open
-
+def tensor_types(path: Path) -> dict[str, str]:
+    """The tensors of a weight file and their types, from its header; nothing for files that have none (pickles)."""
     if path.suffix != ".safetensors":
-        return []
-    with safe_open(path, framework="numpy") as file:
-        return list(file.keys())
+        return {}
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    return {name: str(facts["dtype"]) for name, facts in header.items() if name != "__metadata__"}
 
 
 def _check_adapter(place: Place) -> None:
@@ -213,28 +213,19 @@ def need_package(package: str, extra: str, purpose: str) -> None:
 
 # ---- settings of config.json and generation_config.json ---------------------------------------------------------
 
-ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
 PLAIN = {"F64", "F32", "F16", "BF16"}
 MARKS = ("scale", "scale_inv", "absmax", "quant_map", "scb", "zeros", "zero_point", "qweight", "scales", "qzeros")
 
 
-def check_config(place: Place, names: list[str], trusted: bool) -> None:
-    """Refuses what config.json and generation_config.json of a checkpoint say wrongly; `names`: its weight files.
-
-    `trusted`: the checkpoint brings its own code, which may know more activations and positions than transformers.
-    """
+def check_config(place: Place, names: list[str]) -> None:
+    """Refuses what config.json and generation_config.json of a checkpoint say wrongly; `names`: its weight files."""
     config = place.config
-    parts: list[Mapping[str, Any]] = [config]
+    _check_attention(place.name, config)
     for key, value in config.items():
         if key.endswith("_config") and isinstance(value, Mapping):
-            parts.append(value)
-    for part in parts:
-        _check_attention(place.name, part)
-        if not trusted:
-            _check_activation(place.name, part)
-            _check_rope(place.name, part)
+            _check_attention(place.name, value)
     if isinstance(config.get("quantization_config"), Mapping):
         _check_quantised(place, config["quantization_config"], names)
     _check_generation(place.directory / "config.json", config)
@@ -254,60 +245,23 @@ def _check_attention(name: str, config: Mapping[str, Any]) -> None:
                 )
 
 
-def _check_activation(name: str, config: Mapping[str, Any]) -> None:
-    from transformers.activations import ACT2FN
-
-    for key in ACTIVATIONS:
-        value = config.get(key)
-        if value is not None and (not isinstance(value, str) or value not in ACT2FN):
-            near = did_you_mean(str(value), ACT2FN)
-            raise UserError(f"The config.json of '{name}': transformers has no {key} called {value!r}.{near}")
-
-
-def _check_rope(name: str, config: Mapping[str, Any]) -> None:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    # mrope, su: published configs say so, and it is renamed; axial: Gemma 4's vision part computes it by itself.
-    known = {*ROPE_INIT_FUNCTIONS, "default", "mrope", "su", "axial"}
-    for key in ("rope_scaling", "rope_parameters"):
-        value = config.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, Mapping):
-            raise UserError(f"The config.json of '{name}': {key} should be an object, it is {value!r}; save it again.")
-        for part in (value, *value.values()):  # one for all layers, or one for each type of layer
-            kind = part.get("rope_type", part.get("type")) if isinstance(part, Mapping) else None
-            if kind is not None and (not isinstance(kind, str) or kind not in known):
-                where = f"rope_type in the config.json of '{name}':"
-                raise unknown_name(where, str(kind), known, "A newer transformers may know it.")
-
-
 def _check_quantised(place: Place, settings: Mapping[str, Any], names: list[str]) -> None:
     """A quantization_config promises packed weights. Read as such, plain ones are refused or rounded unasked."""
-    files = [place.directory / name for name in names if name.endswith(".safetensors")]
-    tensors = [tensor for file in files for tensor in _tensors(file)]
-    if tensors and all(dtype in PLAIN and not _is_mark(name) for name, dtype in tensors):
+    types: dict[str, str] = {}
+    for name in names:
+        types |= tensor_types(place.directory / name)
+    for name, dtype in types.items():
+        # Scales or packed weights are there: the config tells the truth.
+        last = name.lower().rsplit(".", 1)[-1]
+        if dtype not in PLAIN or last.endswith(MARKS) or ".quant_state." in name.lower():
+            return
+    if types:
         method = settings.get("quant_method", "an unnamed method")
         raise UserError(
             f"The config.json of '{place.name}' says that its weights are quantised ({method}), but they are plain "
-            f"{tensors[0][1]} tensors; remove quantization_config from it (and use quantization=4bit to quantise them)."
+            f"{next(iter(types.values()))} tensors; remove quantization_config from it (and use quantization=4bit to "
+            "quantise them)."
         )
-
-
-def _is_mark(name: str) -> bool:
-    """Whether a tensor's name is that of a scale or packed weights."""
-    last = name.lower().rsplit(".", 1)[-1]
-    return last.endswith(MARKS) or ".quant_state." in name.lower()
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, str]]:
-    """The tensors of a safetensors file and their types, from its header."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    for name, facts in header.items():
-        if name != "__metadata__":
-            yield name, str(facts["dtype"])
 
 
 def _check_generation(path: Path, config: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ from vestige.models.checks import (
     refuse_doubles,
     refuse_gaps,
     some,
-    tensor_names,
+    tensor_types,
 )
 from vestige.models.families import (
     CANVAS,
@@ -328,7 +328,7 @@ def _native(place: Place, args: ModelArgs, settings: dict[str, Any], family: Fam
     config = place.config
     # As for other models, settings of the configuration may be given by hand.
     overrides = {key: settings.pop(key) for key in list(settings) if key in config and key != "dtype"}
-    stored = [n for file in weight_files(place, args) for n in tensor_names(file)]
+    stored = [n for file in weight_files(place, args) for n in tensor_types(file)]
     refuse_doubles(place.name, stored, partial(native_name, family))
     return {
         **settings,

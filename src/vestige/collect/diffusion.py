@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vestige.collect.backend import cut_after_end, cut_text, text_want
+from vestige.collect.backend import Cost, cut_after_end, cut_text, text_want
 from vestige.errors import UserError
+from vestige.models.diffusion import CanvasPredictor, MaskPredictor, need_predictor
+from vestige.models.load import LoadedModel
 from vestige.types import BROKEN, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Request
-
-if TYPE_CHECKING:
-    from vestige.collect.backend import Cost
-    from vestige.models.diffusion import MaskPredictor
-    from vestige.models.load import LoadedModel
 
 BOUND_NOTE = (
     "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws per answer, the same for every "
@@ -33,8 +30,6 @@ CANVAS_NOTE = (
 
 def predictor_of(loaded: LoadedModel) -> MaskPredictor:
     """The mask predictor of a model, or the reason why there is none."""
-    from vestige.models.diffusion import need_predictor
-
     return need_predictor(loaded.diffusion, loaded.name)
 
 
@@ -112,8 +107,6 @@ def texts(
 ) -> Iterator[dict[str, Text]]:
     """Texts as a sampler writes them, cut at the first end token and the first stop word."""
     predictor = predictor_of(loaded)
-    from vestige.models.diffusion import CanvasPredictor
-
     canvases = predictor.canvases if isinstance(predictor, CanvasPredictor) else None
     own = canvases.for_texts if canvases else {}
     if canvases is not None and CANVAS_NOTE not in cost.notes:

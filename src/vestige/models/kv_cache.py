@@ -126,7 +126,7 @@ class SlotCache(Cache):
             slot.resize(first, columns)
 
 
-# ---- Attention of a staircase's rows: each looks at the clean prefix and at its own tokens, never at other rows -----
+# ---- Attention of layered patching's rows: each looks at the clean prefix and at its own tokens, not at other rows --
 # As one dense attention every row would look at every row, masked, and the prefix would be copied in front of the
 # rows in every block. Here the scores of both parts are made apart, over keys that stay where they are, and share one
 # softmax:
@@ -146,7 +146,7 @@ class PrefixLayer(DynamicLayer):
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
         self.keys, self.values = keys, values
-        # Said here, because the library would otherwise make empty keys of its own at the first update.
+        # Set here, because the library would otherwise make empty keys of its own at the first update.
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
 
@@ -155,7 +155,7 @@ class PrefixLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.apart:
             return key_states, value_states
-        # Kept, the rows of this staircase would be seen by the next one over the same prefix.
+        # If they were kept, these rows would be seen by the next ones over the same prefix.
         return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
 
     def get_seq_length(self) -> int:
@@ -185,24 +185,32 @@ def _attend(layers: list[PrefixLayer], seen: torch.Tensor, span: int) -> Callabl
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
         if any(options.get(name) is not None for name in ("position_bias", "softcap", "s_aux")):
             raise UnsupportedArchitecture("attention of another kind than rows need")  # keys are joined then
-        before = layers[module.layer_idx]
+        prefix = layers[module.layer_idx]
+        columns = prefix.keys.shape[2]
         batch, heads, tokens, size = query.shape
-        key_heads = key.shape[1]  # heads that several query heads share
-        own = span if tokens % span == 0 else 1  # a block below all rows gets one token, which is not read
-        shape = (batch, key_heads, heads // key_heads, tokens // own, own)
-        least = torch.finfo(torch.float32).min
+        key_heads = key.shape[1]
+        sharers = heads // key_heads  # query heads that share one key head
+        length = span if tokens % span == 0 else 1  # a block below all rows gets one token, which is not read
+        count = tokens // length
         scale = options.get("scaling") or size**-0.5
+        least = torch.finfo(torch.float32).min
+
         queries = query.reshape(batch, key_heads, -1, size)
-        far = (queries @ before.keys.transpose(-1, -2)).float() * scale
-        far = far.masked_fill(~seen.to(far.device)[:, None, None, :], least)
-        rows = [t.reshape(batch, key_heads, 1, tokens // own, own, -1) for t in (key, value)]
-        near = (query.reshape(*shape, size) @ rows[0].transpose(-1, -2)).float() * scale
-        later = torch.ones((own, own), dtype=torch.bool, device=near.device).triu(1)
-        both = torch.cat([far.view(*shape, -1), near.masked_fill(later, least)], dim=-1)
-        weights = both.softmax(dim=-1).to(value.dtype)
-        columns = before.keys.shape[2]
-        out = (weights[..., :columns].reshape(batch, key_heads, -1, columns) @ before.values).view(*shape, -1)
-        out = out + weights[..., columns:] @ rows[1]
+        to_prefix = (queries @ prefix.keys.transpose(-1, -2)).float() * scale
+        to_prefix = to_prefix.masked_fill(~seen.to(to_prefix.device)[:, None, None, :], least)
+        to_prefix = to_prefix.view(batch, key_heads, sharers, count, length, columns)
+
+        row_keys = key.reshape(batch, key_heads, 1, count, length, -1)
+        row_values = value.reshape(batch, key_heads, 1, count, length, -1)
+        queries = query.reshape(batch, key_heads, sharers, count, length, size)
+        to_row = (queries @ row_keys.transpose(-1, -2)).float() * scale
+        later = torch.ones((length, length), dtype=torch.bool, device=to_row.device).triu(1)
+        to_row = to_row.masked_fill(later, least)
+
+        weights = torch.cat([to_prefix, to_row], dim=-1).softmax(dim=-1).to(value.dtype)
+        on_prefix = weights[..., :columns].reshape(batch, key_heads, -1, columns)
+        out = (on_prefix @ prefix.values).view(batch, key_heads, sharers, count, length, -1)
+        out = out + weights[..., columns:] @ row_values
         return out.reshape(batch, heads, tokens, -1).transpose(1, 2).contiguous(), None
 
     return attend

@@ -243,6 +243,7 @@ class TextCollector:
                     use_cache=True,
                 )  # fmt: skip
             self._choose(active, logits)
+            del logits  # before the next step makes its own
 
     def _prefill(self, rows: list[TextRow]) -> tuple[list[TextRow], list[TextRow], SlotCache | None]:
         """Runs the prompts, what is proven to follow and what is drafted; picks each row's next token.

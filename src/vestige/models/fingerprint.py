@@ -206,18 +206,18 @@ def digests(files: Iterable[Path]) -> list[str]:
             digest_by_path[path] = digest
     todo = sorted(stamps.keys() - digest_by_path.keys())
     if todo:
-
-        def digest_of(path: Path) -> str:
-            with path.open("rb") as file:
-                return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
         with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
-            digest_by_path |= dict(zip(todo, pool.map(digest_of, todo), strict=True))
+            digest_by_path |= dict(zip(todo, pool.map(_digest, todo), strict=True))
         settled = time.time() - SETTLED_SECONDS
         fresh = {str(path): [stamps[path], digest_by_path[path]] for path in todo if path.stat().st_ctime < settled}
         if fresh:
             _remember(fresh)
     return [digest_by_path[path] for path in paths]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _stamp(path: Path) -> str:

@@ -17,6 +17,7 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import Entro
 
 from conftest import LAB
 from gemma_tools import CANVAS, save_gemma, shared_gemma
+from vestige import read_evidence
 from vestige.cli import main
 from vestige.collect.backend import Cost
 from vestige.collect.denoise import DenoiseCollector
@@ -27,7 +28,6 @@ from vestige.models.diffusion import CanvasPredictor, canvas_predictor
 from vestige.models.load import load_model
 from vestige.models.samplers import Pass, Sampled, sample
 from vestige.report.traces import row_traces
-from vestige.store.evidence import Bank
 from vestige.store.files import load_rows
 from vestige.types import IGNORE, Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising
@@ -262,8 +262,7 @@ def test_the_run_says_what_generate_says(folder: Path, tmp_path: Path) -> None:
     assert main(["eval", "trajectory-eval", *asked(folder, tmp_path), *more]) == 0
     model = AutoModelForImageTextToText.from_pretrained(folder)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    bank: Bank[Trace] = Bank(tmp_path / "evidence", "denoised", manifest["model"]["evidence"])
-    finals = {tuple(t.final.tolist()) for t in bank.load().values()}
+    finals = {tuple(t.final.tolist()) for t in read_evidence(tmp_path, "denoised").values()}
     stored = load_rows(tmp_path / "evidence" / "examples.json.gz")
     key = manifest["data_of"]["trajectory_metrics"]["probability/TOFU_QA_forget"]
     for row in stored[key].examples:

@@ -32,7 +32,6 @@ from vestige.integrations.evaluators import (
     source_of,
 )
 from vestige.integrations.open_unlearning import CausalRows, TorchRows, plain, run_live
-from vestige.ownership import adopt_file
 from vestige.store.files import write_json
 from vestige.suites.postprocess import reported, suite_of
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs
@@ -40,7 +39,7 @@ from vestige.suites.spec import DataSpec, MetricSpec, Named, SuiteSpec, read_sui
 from vestige.types import Rows, Score, content_key
 
 if TYPE_CHECKING:
-    from vestige.engine.obtain import Collector
+    from vestige.runs.collect import Collector
 
 References = Mapping[str, Mapping[str, Score | None]]
 
@@ -191,7 +190,7 @@ class EvaluatorSession:
 
     def _scoring(self, model: Any) -> Scoring:
         handle = self._handle(model)
-        key = f"{handle.identity} {id(model)} {_hooks(model)}"
+        key = f"{handle.fingerprint} {id(model)} {_hooks(model)}"
         if key not in self._known:
             evidence = self.collector.collect(self.prepared.wants, handle, self.second)
             self._known[key] = self.scoring(self.prepared, evidence, handle)
@@ -275,8 +274,6 @@ def evaluated(
     model = run.model.get().model if run.source else run.late
     with session(run):
         summary = calling(cls, "evaluate", lambda: evaluator.evaluate(model=model, **given))
-    for file in run._files():
-        adopt_file(file)  # a class may write its files itself
     details, brief = run._files()
     logs = run.saved.get(details) or next((v for p, v in run.saved.items() if p.name.endswith("_EVAL.json")), None)
     logs = {name: score.to_json() for name, score in run.measured.items()} if logs is None else logs

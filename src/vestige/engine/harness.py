@@ -8,9 +8,13 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from vestige.collect.backend import Cost
 from vestige.engine.config import HarnessConfig
 from vestige.engine.earlier import earlier_results, refuse_results, remove_results, with_earlier_tasks
 from vestige.engine.evaluate import Outcome
@@ -19,12 +23,15 @@ from vestige.engine.prepare import model_args
 from vestige.engine.served import handle_for
 from vestige.integrations import HARNESSES
 from vestige.integrations.lm_eval import HarnessResults, Keeping
+from vestige.integrations.lm_eval_kept import LoadOrAsk
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
-from vestige.store.directories import begin, config_json, manifest, seal, writing
-from vestige.store.evidence import discard_all
+from vestige.runs.collect import Job, load_or_collect
+from vestige.runs.directory import RunDirectory, open_run
+from vestige.runs.evidence import EvidenceFolder, remove_evidence
+from vestige.runs.manifest import config_json, manifest
+from vestige.runs.team import Team
 from vestige.store.files import write_json
-from vestige.store.harness_answers import AnswersOnDisk
 from vestige.types import Score
 
 log = logging.getLogger("vestige.engine")
@@ -34,40 +41,57 @@ REUSED = "answered before, and not asked again: {} (--overwrite asks again)"
 def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None, accumulate: bool = False) -> Outcome:
     """Runs the tasks in the run directory. Answers are kept task by task, so that a killed run asks only the rest."""
     started = time.perf_counter()
-    with writing(config.output_dir):
+    with open_run(config.output_dir, "harness") as run:
         before = earlier_results(config)
         model = _model(config, loaded)
         if before is not None and accumulate:
             config = with_earlier_tasks(config, before, model.identity)
-        # Of a model of the caller's nothing is kept: hooks can change what it answers, and no fingerprint shows it.
-        # Nor of a served one: a server may be started again with other weights under the same name.
-        kept = None if model.is_live else AnswersOnDisk(config.output_dir / "evidence", model.check)
 
         def ready() -> Any:
             """Tasks are read; from here on the run is under way."""
             found = model.get() if model.served is None else model.served.subject()
-            begin(config.output_dir, "harness", [*_files(config), "evidence/"])
+            run.begin([*_files(config), "sweep_task.json", "evidence/"])
             if config.overwrite:
-                remove_results(config.output_dir)
-                discard_all(config.output_dir / "evidence")
+                remove_results(run)
+                remove_evidence(config.output_dir / "evidence")
             return found
 
         evaluate = importlib.import_module(HARNESSES[config.handler]).evaluate
-        keeping = Keeping(kept, lambda: model.identity) if kept else None
+        keeping = Keeping(partial(_load_or_ask, config.output_dir / "evidence", model), lambda: model.identity)
         results: HarnessResults = evaluate(config.settings, ready, config.limit, config.progress, keeping)
         model.check()  # a checkpoint that was written over meanwhile has no numbers
         if before is not None and accumulate:
-            _refuse_other_rows(config, before["data"], results.data)
-        if kept:
-            kept.drop_others()
-        return _write(config, model, results, started)
+            _refuse_other_rows(run, config, before["data"], results.data)
+        return _write(run, config, model, results, started)
 
 
-def _refuse_other_rows(config: HarnessConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """The rows of a task are known once it was run. Nothing was replaced, so the earlier results are sealed again."""
+@dataclass(frozen=True)
+class _Requests:
+    """The requests of one task, by their content."""
+
+    key: str
+
+
+def _load_or_ask(directory: Path, model: ModelHandle, identity: str) -> LoadOrAsk:
+    """Answers as evidence of the run: a function that asks only what is not there."""
+    folder: EvidenceFolder[dict[str, Any]] = EvidenceFolder(directory, "requests", identity)
+    cost = Cost()
+
+    def load_or_ask(key: str, ask: Callable[[], dict[str, Any]]) -> Mapping[str, Any]:
+        job = Job(lambda work: [[{key: ask()}]], dict, lambda _: model.made)
+        [found] = load_or_collect([_Requests(key)], [folder], job, [model], Team(), cost)
+        return found[key]
+
+    return load_or_ask
+
+
+def _refuse_other_rows(
+    run: RunDirectory, config: HarnessConfig, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
+    """The rows of a task are known once it was run. Nothing was replaced, so the earlier run is finished as it was."""
     for task, rows in before.items():
         if now.get(task, {}).get("fingerprint") != rows["fingerprint"]:
-            seal(config.output_dir, "harness")
+            run.finish()
             refuse_results(config.output_dir, f"of other rows of task {task}")
 
 
@@ -81,10 +105,12 @@ def _model(config: HarnessConfig, loaded: LoadedModel | None) -> ModelHandle:
 
 
 def _files(config: HarnessConfig) -> list[str]:
-    return [f"{config.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY")] + ["manifest.json", "sweep_task.json"]
+    return [f"{config.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY")]
 
 
-def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, started: float) -> Outcome:
+def _write(
+    run: RunDirectory, config: HarnessConfig, model: ModelHandle, results: HarnessResults, started: float
+) -> Outcome:
     place = config.output_dir
     files = tuple(place / name for name in _files(config)[:2])
     write_json(files[0], results.details)
@@ -100,8 +126,7 @@ def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, s
         "seconds": {"total": round(time.perf_counter() - started, 3)},
         "notes": notes,
     }
-    write_json(place / "manifest.json", about)
-    seal(place, "harness")
+    run.finish(about)
     scores = scores_of(results)
     reused = [REUSED.format(", ".join(results.reused))] if results.reused else []
     return Outcome(place, scores, tuple(scores), config.file_stem, about, files, [*results.notes, *reused])

@@ -237,7 +237,7 @@ def test_rows_that_attend_apart_are_rows_behind_joined_keys() -> None:
     ask, plan = some_wants(), make_plan(full)
     states = states_of(source, plan, ask, 4)
     clean = layered_patching.clean_pass(full, ask, plan)
-    ways = [layered_patching.climb(full, ask, plan, clean, [states, states], apart) for apart in (True, False)]
+    ways = [layered_patching.patch_layers(full, ask, plan, clean, [states, states], apart) for apart in (True, False)]
     for one, other in zip(*ways, strict=True):
         assert np.abs(one["logprob"] - other["logprob"]).max() < 1e-5
 

@@ -11,12 +11,14 @@ import torch
 from transformers import MambaForCausalLM
 
 from collect_tools import ARCHITECTURES, VOCAB, model_of, numbers
+from vestige.collect import texts
 from vestige.collect.answers import AnswerCollector
 from vestige.collect.backend import Cost
 from vestige.collect.known_prefix import known_prefixes
 from vestige.collect.next_token import NUCLEUS, Chooser, choose, pick
 from vestige.collect.texts import TextCollector
 from vestige.collect.tree import Limits
+from vestige.models.kv_cache import SlotCache
 from vestige.types import BROKEN, Prompt, Target, Text
 from vestige.wants import Decoding, Request
 
@@ -395,23 +397,20 @@ def test_a_broken_cache_is_noticed_and_the_plain_way_used(llama: Any, how: str, 
 
 
 def test_out_of_memory_takes_fewer_rows(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TextCollector._step
+    real = texts.logits_at
 
-    def step(self: TextCollector, active: Any, cache: Any, mask: Any) -> Any:
-        if len(active) > 2:
+    def limited(model: Any, index: Any, **inputs: Any) -> Any:
+        if isinstance(inputs.get("past_key_values"), SlotCache) and len(inputs["input_ids"]) > 2:
             raise torch.OutOfMemoryError("too many")
-        return real(self, active, cache, mask)
+        return real(model, index, **inputs)
 
-    monkeypatch.setattr(TextCollector, "_step", step)
+    monkeypatch.setattr(texts, "logits_at", limited)
     requests = asking(prompts())
     made = collector(llama)
     got = collect(made, requests)
     assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt) for r in requests]
     assert not made.plain
     assert [n.split(" texts")[0][-1] for n in made.cost.notes] == ["3", "1"]
-
-
-# ---- limits and resuming --------------------------------------------------------------------------------------
 
 
 # ---- what may be asked ----------------------------------------------------------------------------------------

@@ -34,14 +34,17 @@ def find_blocks(model: Any) -> list[Any]:
     import torch
 
     depth = getattr(text_config(getattr(model, "config", None)), "num_hidden_layers", None)
-    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and depth is not None and len(m) == depth]
+    lists: list[Any] = [
+        m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and depth is not None and len(m) == depth
+    ]
     if not lists:
         raise UserError(
             f"{type(model).__name__} has no list of {depth} blocks, so layers cannot be patched; "
             "a depth score needs a transformer whose blocks are a ModuleList."
         )
     # Lists of something smaller (adapters, experts) may happen to be as long; the blocks hold most of the weights.
-    return list(max(lists, key=lambda module: sum(p.numel() for p in module.parameters())))
+    blocks: Any = max(lists, key=lambda module: sum(p.numel() for p in module.parameters()))
+    return list(blocks)
 
 
 def find_sites(model: Any, component: str = "block") -> list[Site]:

@@ -19,13 +19,11 @@ from typing import Any
 
 from conftest import LAB, SYSTEM
 from serve_tools import ModelServer, TinyModel
+from vestige.adapters.served_model import ServedAnswers, ServedModel, Writing
+from vestige.adapters.servers import BadAnswer, Patience, ServerFacts, VllmServer, Vocabulary, WireCount
 from vestige.collect.answering import Cost
 from vestige.collect.ending import Ending
 from vestige.data.chat import Encoder, Template
-from vestige.servers.kinds import BadAnswer, ServerFacts, Vocabulary
-from vestige.servers.served import ServedAnswers, ServedModel, Writing
-from vestige.servers.vllm import VllmServer
-from vestige.servers.wire import Patience, WireCount
 from vestige.types import Target
 
 SHARE, ROWS = 0.01, 12

@@ -28,6 +28,7 @@ from __future__ import annotations
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from vestige.adapters.trajectory_tensors import trajectories_from_logits
     from vestige.api import (
         Result,
         attack,
@@ -43,7 +44,6 @@ if _typing.TYPE_CHECKING:
     from vestige.collapse.callback import CollapseCallback
     from vestige.collapse.detector import CollapseDetector
     from vestige.errors import UserError
-    from vestige.integrations.offline import trajectories_from_logits
     from vestige.watch.callback import Callback
     from vestige.watch.loop import Watch
 
@@ -74,7 +74,7 @@ _ELSEWHERE = {
     "CollapseDetector": "vestige.collapse.detector",
     "UserError": "vestige.errors",
     "Watch": "vestige.watch.loop",
-    "trajectories_from_logits": "vestige.integrations.offline",
+    "trajectories_from_logits": "vestige.adapters.trajectory_tensors",
 }
 
 

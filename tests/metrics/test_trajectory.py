@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
+from vestige.adapters import trajectory_tensors
 from vestige.collect.reduce import reduce_logits
 from vestige.compare import vectors
 from vestige.data.windows import generation_start, prompt_ids
 from vestige.errors import UserError
-from vestige.integrations import offline
 from vestige.metrics import membership, memorisation, rouge, trajectory, utility
 from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES, at_step, effective_length, follow, read, sigma, window
 from vestige.metrics.trajectory_report import STATISTICS, captures, distribution, extend, thin
@@ -636,9 +636,9 @@ def checksum(tensor: torch.Tensor) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", [n for n in IN_RANGE if "trajectory_checksums" in CASES[n]])
-def test_trajectory_tensors(name: str) -> None:
+def test_golden_trajectory_tensors(name: str) -> None:
     case = CASES[name]
-    tensors = offline.compute_trajectories(logits_of(case), case["F"])
+    tensors = trajectory_tensors.compute_trajectories(logits_of(case), case["F"])
     assert list(tensors) == list(DEFAULT_TRAJECTORIES)
     for along, want in case["trajectory_checksums"].items():
         assert checksum(tensors[along]) == (want["sum"], want["weighted"])
@@ -646,7 +646,7 @@ def test_trajectory_tensors(name: str) -> None:
 
 def test_one_step_tensors_are_allowed() -> None:
     case = CASES["single_step"]
-    for tensor in offline.compute_trajectories(logits_of(case), case["F"]).values():
+    for tensor in trajectory_tensors.compute_trajectories(logits_of(case), case["F"]).values():
         assert torch.equal(tensor, logits_of(case))
 
 
@@ -657,7 +657,7 @@ GEOMETRY = {k: v for k, v in GOLDEN["batched_geometry"].items() if k != "errors"
 def test_batches_cut_behind_the_longest_prompt(name: str) -> None:
     case = GEOMETRY[name]
     history = list(torch.tensor(case["logits_history_sbtv"]))
-    got = offline.trajectories_from_logits(
+    got = trajectory_tensors.trajectories_from_logits(
         history, torch.tensor(case["fixation_steps_bt"]), case["prompt_lens"], padding="left"
     )
     assert (got["S"], got["L"], got["F"].tolist()) == (case["S"], case["L"], case["F"])
@@ -669,7 +669,7 @@ def test_batches_cut_behind_the_longest_prompt(name: str) -> None:
 def test_batches_cut_behind_each_row_s_own_prompt() -> None:
     case = GEOMETRY["full_sequence_unequal_prompts"]
     history, fixed = list(torch.tensor(case["logits_history_sbtv"])), torch.tensor(case["fixation_steps_bt"])
-    got = offline.trajectories_from_logits(history, fixed, case["prompt_lens"])
+    got = trajectory_tensors.trajectories_from_logits(history, fixed, case["prompt_lens"])
     for b, start in enumerate(case["prompt_lens"]):
         for s, step in enumerate(history):
             assert torch.equal(got["R"][b, :, :, s].T, step[b, start : start + case["L"]])
@@ -678,7 +678,8 @@ def test_batches_cut_behind_each_row_s_own_prompt() -> None:
     equal = GEOMETRY["full_sequence_equal_prompts"]
     history, fixed = list(torch.tensor(equal["logits_history_sbtv"])), torch.tensor(equal["fixation_steps_bt"])
     both = [
-        offline.trajectories_from_logits(history, fixed, equal["prompt_lens"], padding=p) for p in ("left", "right")
+        trajectory_tensors.trajectories_from_logits(history, fixed, equal["prompt_lens"], padding=p)
+        for p in ("left", "right")
     ]
     assert torch.equal(both[0]["fixation_ratio"], both[1]["fixation_ratio"])
 
@@ -687,19 +688,19 @@ def test_offline_mistakes() -> None:
     case = GEOMETRY["full_sequence_equal_prompts"]
     history, fixed = list(torch.tensor(case["logits_history_sbtv"])), torch.tensor(case["fixation_steps_bt"])
     want = {k: v.removeprefix("ValueError: ") for k, v in GOLDEN["batched_geometry"]["errors"].items()}
-    from_logits = offline.trajectories_from_logits
+    from_logits = trajectory_tensors.trajectories_from_logits
     mistakes = {
         "empty_history": lambda: from_logits([], fixed, [4, 4]),
         "fixation_1d": lambda: from_logits(history, fixed[0], [4, 4]),
         "prompt_lens_len": lambda: from_logits(history, fixed, [4]),
-        "step_range": lambda: offline.extract_logits_at_step(torch.zeros(2, 2, 3), 3),
+        "step_range": lambda: trajectory_tensors.extract_logits_at_step(torch.zeros(2, 2, 3), 3),
     }
     for name, mistake in mistakes.items():
         with pytest.raises(UserError) as caught:
             mistake()
         assert str(caught.value) == want[name]
     with pytest.raises(UserError, match="logits_history cannot be empty"):
-        offline.stack_logits_history([])
+        trajectory_tensors.stack_logits_history([])
     with pytest.raises(UserError, match="fills the canvas"):
         from_logits(history, fixed, [9, 4])
     with pytest.raises(UserError, match="padding must be"):
@@ -711,8 +712,8 @@ def test_offline_mistakes() -> None:
 
 def test_the_guides_python_names() -> None:
     """The guide's flow as it prints it: stack, cut the generated part, compute, extract, wrap, score."""
-    from vestige.integrations.evals_utils import evaluate_probability
-    from vestige.integrations.trajectory_guide import (
+    from vestige.adapters.open_unlearning import evaluate_probability
+    from vestige.adapters.trajectory_tensors import (
         LogitModelWrapper,
         SamplerOutput,
         compute_logit_metric_at_step,

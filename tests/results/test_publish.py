@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from conftest import LAB
+from vestige.adapters.trackers import FILES, SERVERS, Destination
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.integrations.trackers import FILES, SERVERS, Destination
 from vestige.results.publish import publish, without_secrets
 from vestige.store.kinds import KINDS, kind
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable

@@ -13,7 +13,7 @@ import pytest
 import vestige
 from conftest import LAB, SYSTEM
 from engine_tools import Vllm, differing, learned_model
-from vestige.servers import served as served_module
+from vestige.adapters import served_model as served_module
 
 pytestmark = pytest.mark.skipif("VESTIGE_ENGINES" not in os.environ, reason="needs vLLM: run `make engines`")
 METRICS = [

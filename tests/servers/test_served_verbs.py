@@ -18,10 +18,10 @@ from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
 from loops import one_test
 from serve_tools import ModelServer, TinyModel, serving
 from sweep_tools import started, write_plan
+from vestige.adapters import served_model as pools
+from vestige.adapters import servers as wires
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.servers import pool as pools
-from vestige.servers import wire as wires
 
 DATA = LAB / "data"
 MODELS = {name: LAB / "models" / name for name in ("full", "unlearned", "retain")}

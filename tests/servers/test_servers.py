@@ -20,13 +20,13 @@ import pytest
 import vestige
 from conftest import LAB, SYSTEM
 from serve_tools import Half, HttpStatus, ModelServer, Silence, TinyModel, serving
+from vestige.adapters import served_model as pools
+from vestige.adapters import served_model as served_module
+from vestige.adapters import servers as wires
+from vestige.adapters.served_model import batches, sequences
+from vestige.adapters.servers import Wire, checked_url
 from vestige.data.chat import decode_texts
 from vestige.errors import UserError
-from vestige.servers import pool as pools
-from vestige.servers import served as served_module
-from vestige.servers import wire as wires
-from vestige.servers.served import batches, sequences
-from vestige.servers.wire import Wire, checked_url
 from vestige.types import Target
 
 FULL = LAB / "models" / "full"
@@ -122,12 +122,6 @@ def test_evidence_of_another_served_model_is_not_used(tiny: TinyModel, tmp_path:
     assert second["forget_Q_A_Prob"].agg_value != first["forget_Q_A_Prob"].agg_value
 
 
-def test_served_and_in_process_evidence_are_never_mixed(server: ModelServer, tmp_path: Path) -> None:
-    run(tmp_path / "run", None, SCORED)
-    run(tmp_path / "run", server.url, SCORED)
-    assert len(list((tmp_path / "run" / "evidence").glob("answers-*"))) == 2
-
-
 def test_what_a_server_cannot_give_is_missing_with_the_reason(server: ModelServer, tmp_path: Path) -> None:
     server.all_logprobs = False
     result = run(tmp_path / "served", server.url, ["forget_Q_A_Prob", "mia_min_k_plus_plus", "mia_gradnorm"])
@@ -211,8 +205,8 @@ def test_a_timeout_is_tried_again(server: ModelServer) -> None:
         return answer
 
     server.misbehave = misbehave
-    wire = Wire(server.url, patience=wires.Patience(timeout=0.2))
-    assert wire.get("/version") == {"version": "0.0-test"} and wire.count.retries >= 1
+    wire = Wire(server.url, timeout=0.2)
+    assert wire.get("/version") == {"version": "0.0-test"} and wire.retries >= 1
 
 
 def test_a_server_that_stays_away_ends_the_run_with_a_sentence(server: ModelServer, tmp_path: Path) -> None:
@@ -466,7 +460,7 @@ def test_a_server_that_only_chats_gives_texts(tiny: TinyModel, in_process: Any, 
 
 def test_stats_are_those_of_collect(tiny: TinyModel) -> None:
     """What a position tells is what the reductions of collect make of the same logits."""
-    from vestige.servers.kinds import spread
+    from vestige.adapters.servers import spread
 
     row = tiny.logprobs([1, 5, 9])[-1]
     p = row.exp()

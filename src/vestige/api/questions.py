@@ -90,9 +90,9 @@ def measure_depth(
         plugins: Python file, or files, with metrics, attacks, data sets, ... of your own
     """
     said = locals()
+    from vestige.adapters.preserve_state import preserve_state
     from vestige.depth.ask import make_ask
     from vestige.depth.run import depth_run
-    from vestige.integrations.undisturbed import undisturbed
 
     load_all_plugins(plugins)
     many = [unlearned] if isinstance(unlearned, (str, Path)) or not isinstance(unlearned, Iterable) else unlearned
@@ -101,7 +101,7 @@ def measure_depth(
     models |= {"unlearned": [as_path("measure_depth", "unlearned", path) for path in many]}
     models |= {"data": as_text(data) if rows is None else rows.path}
     plain = {name: as_text(value) for name, value in said.items() if name not in (*models, "plugins", "out")}
-    with undisturbed(), place_for(out) as place:
+    with preserve_state(), place_for(out) as place:
         found = depth_run(make_ask(**plain, **models, out=place))
     for one in found if out is None else ():
         one.files = []
@@ -286,7 +286,7 @@ def attack(
         plugins: Python file, or files, with metrics, attacks, data sets, ... of your own
     """
     said = locals()
-    from vestige.integrations.undisturbed import undisturbed
+    from vestige.adapters.preserve_state import preserve_state
     from vestige.stress.ask import SETTINGS, make_stress
     from vestige.stress.run import stress
 
@@ -294,5 +294,5 @@ def attack(
     control = None if retain_model is None else as_path("attack", "retain_model", retain_model)
     plain = {name: as_text(said[name]) for name in SETTINGS}
     path = as_path("attack", "model", model)
-    with undisturbed(), folder_of(data) as folder, place_for(out) as place:
+    with preserve_state(), folder_of(data) as folder, place_for(out) as place:
         return stress(make_stress(path, folder, attacks, place, control, plugins=files, **plain))

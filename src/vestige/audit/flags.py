@@ -37,10 +37,10 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_audit(args: argparse.Namespace) -> int:
+    from vestige.adapters.plugins import load_plugins
     from vestige.audit.run import audit
     from vestige.audit.work import TESTS, Audit
     from vestige.errors import unknown_name
-    from vestige.integrations.plugins import load_plugins
 
     load_plugins(args.plugin)
     skip = [name.strip() for words in args.skip for name in words.split(",")]

@@ -62,8 +62,8 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_collapse(args: argparse.Namespace) -> int:
+    from vestige.adapters.plugins import load_plugins
     from vestige.collapse.run import CollapseAsk, collapse, reasoning_for, scheduled_settings
-    from vestige.integrations.plugins import load_plugins
 
     load_plugins(args.plugin)
     overrides = [w for w in args.files if "=" in w and not Path(w).exists()]

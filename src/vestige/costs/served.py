@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vestige.adapters.served_model import sequences
 from vestige.collect.answering import Cost
 from vestige.costs.estimate import CostPlan, make_plan
 from vestige.data.chat import Encoder, Template
@@ -24,7 +25,6 @@ from vestige.engine.served import ServedHandle, server_args
 from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_tokenizer
 from vestige.prefixes import count_nodes
-from vestige.servers.served import sequences
 from vestige.store.evidence import Bank
 from vestige.types import Prompt, Target, TokenStats
 from vestige.wants import Decoding, Request

@@ -61,9 +61,9 @@ def _rows(file: str | None, folder: str | None) -> str | None:
 
 
 def run_depth(args: argparse.Namespace) -> int:
+    from vestige.adapters.plugins import load_plugins
     from vestige.depth.ask import ask_from
     from vestige.depth.run import depth_run, report
-    from vestige.integrations.plugins import load_plugins
     from vestige.types import BAD_LOGITS
 
     load_plugins(args.plugin)

@@ -64,7 +64,7 @@ def _check_words(args: argparse.Namespace, suites: Sequence[str], overrides: Seq
 def runs_of(args: argparse.Namespace) -> list[Any]:
     """The evaluations a command line means: friendly flags, Hydra overrides, or both."""
     if args.plugin:
-        from vestige.integrations.plugins import load_plugins
+        from vestige.adapters.plugins import load_plugins
 
         load_plugins(args.plugin)
     suites: list[str] = []

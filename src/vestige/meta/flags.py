@@ -37,7 +37,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_meta(args: argparse.Namespace) -> int:
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
     from vestige.meta.run import MetaAsk, meta
 
     load_plugins(args.plugin)

@@ -73,7 +73,7 @@ def _sources(p: argparse.ArgumentParser, verb: str, sources: str = "RUN", words:
 
 
 def ask_of(args: argparse.Namespace, out: Path) -> Any:
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
     from vestige.report.assemble import TITLE, PageAsk
     from vestige.report.run import ReportAsk
 

@@ -26,7 +26,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
     from vestige.results.verify import show, verify
     from vestige.show.progress import hushed
 
@@ -38,7 +38,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def run_pack(args: argparse.Namespace) -> int:
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
     from vestige.results.pack import pack
 
     load_plugins(args.plugin)

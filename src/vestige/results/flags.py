@@ -93,7 +93,7 @@ def _value(word: str, value: str) -> Any:
 
 
 def run_score(args: argparse.Namespace) -> int:
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
     from vestige.store.kinds import Rescoring, score_run
 
     load_plugins(args.plugin)
@@ -113,7 +113,7 @@ def run_score(args: argparse.Namespace) -> int:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
     from vestige.results.compare import compare
 
     if args.runs[-1] == "published":  # a run beside printed figures
@@ -128,7 +128,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 def run_ls(args: argparse.Namespace) -> int:
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
     from vestige.results.listing import listing
 
     load_plugins(args.plugin)
@@ -137,7 +137,7 @@ def run_ls(args: argparse.Namespace) -> int:
 
 
 def run_explain(args: argparse.Namespace) -> int:
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
     from vestige.results.explain import explain
 
     load_plugins(args.plugin)

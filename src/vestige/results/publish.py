@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from vestige.adapters.trackers import FILES, SERVERS, Destination
 from vestige.errors import UserError, unknown_name
-from vestige.integrations.trackers import FILES, SERVERS, Destination
 from vestige.secrets import hide, homes, shorten
 from vestige.store import directories
 from vestige.store.directories import read_seal, writing

@@ -27,7 +27,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_publish(args: argparse.Namespace) -> int:
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
     from vestige.results.publish import publish
 
     load_plugins(args.plugin)

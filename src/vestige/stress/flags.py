@@ -45,7 +45,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_stress(args: argparse.Namespace) -> int:
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
     from vestige.stress.ask import NO_WEIGHTS, SETTINGS, make_stress, possible_served
     from vestige.stress.robustness import relearning_r, show_r
     from vestige.stress.run import draw, explained, judged, plan_words, show, stress

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vestige.adapters.plugins import plugin_digests
 from vestige.data.datasets import PREFILLED
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
@@ -24,7 +25,6 @@ from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.installing import install, scratch
-from vestige.integrations.plugin_files import plugin_digests
 from vestige.isolation import DiedError, isolated
 from vestige.models.low_precision import check_low_precision
 from vestige.ownership import permit

@@ -51,7 +51,7 @@ def _shared(p: argparse.ArgumentParser, verb: str, **here: Any) -> None:
 
 def config_of(args: argparse.Namespace) -> Any:
     """The TrainConfig that a command line means."""
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
     from vestige.unlearn.config import compose_training
 
     load_plugins(args.plugin)

@@ -1,7 +1,8 @@
 """A finished run's summary and tables in other tools: W&B, MLflow, TensorBoard, a model card for the hub, plain JSON.
 
-One function for each. They get a RunAccount (types.py) without secrets, write below `out` or send to a server, and
-return the command that comes next. A tool's own library is imported when it is asked for. Caller: results/publish.py.
+One function for each, in FILES and SERVERS. They take a RunAccount (types.py) without secrets, write below `out` or
+send to a server, and return the command to run next. A tool's own library is imported on first use. Caller:
+results/publish.py.
 """
 
 from __future__ import annotations
@@ -61,23 +62,34 @@ def tracker(package: str, **environment: str) -> Iterator[Any]:
     finally:
         for name, value in before.items():
             if value is None:
-                os.environ.pop(name, None)
+                os.environ.pop(name)
             else:
                 os.environ[name] = value
 
 
 def with_interval(name: str, number: RunNumber) -> dict[str, float]:
-    """A number as the training callbacks name it; what has no value is left out.
+    """A number and the ends of its interval, named as the training callbacks name them; what is None is left out.
 
     >>> with_interval("p", RunNumber(0.5, 0.25, 0.75))
     {'p': 0.5, 'p_low': 0.25, 'p_high': 0.75}
     """
-    found = {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
-    return {key: float(value) for key, value in found.items() if value is not None}
+    values = {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
+    return {key: float(value) for key, value in values.items() if value is not None}
+
+
+def all_points(account: RunAccount) -> list[tuple[str, int, float]]:
+    """(name, step, value) of every number of a run, and of every point of its curves."""
+    points = []
+    for name, number in account.numbers.items():
+        points += [(key, 0, value) for key, value in with_interval(name, number).items()]
+    for name, curve in account.curves.items():
+        for at, number in zip(curve.at, curve.points, strict=True):
+            points += [(f"curves/{key}", int(at), value) for key, value in with_interval(name, number).items()]
+    return points
 
 
 def all_tables(account: RunAccount) -> dict[str, RunTable]:
-    """The tables of a run, and before them `metrics`: every number with interval, rows and reason, all digits."""
+    """`metrics`, which has every number with its interval, rows and reason, and the run's own tables."""
     rows = [(name, m.value, m.low, m.high, m.n, m.reason) for name, m in account.numbers.items()]
     metrics = RunTable(("metric", "value", "low", "high", "n", "reason"), tuple(rows))
     return {"metrics": metrics, **account.tables}
@@ -87,9 +99,9 @@ def log_to_wandb(account: RunAccount, to: Destination) -> str:
     """A new run of W&B: summary, curves over their own axes, tables. Offline unless it is sent."""
     out = to.out.absolute()
     make_directory(out)
-    # Files of artifacts wait in W&B's own folders until they are sent: here, not in the user's home.
-    places = {"WANDB_DATA_DIR": str(out / "wandb" / "data"), "WANDB_CACHE_DIR": str(out / "wandb" / "cache")}
-    with tracker("wandb", **places) as wandb:
+    # W&B keeps files of artifacts in folders of its own until they are sent: here, not in the user's home.
+    folders = {"WANDB_DATA_DIR": str(out / "wandb" / "data"), "WANDB_CACHE_DIR": str(out / "wandb" / "cache")}
+    with tracker("wandb", **folders) as wandb:
         settings = wandb.Settings(
             mode="online" if to.online else "offline",
             console="off",
@@ -117,35 +129,30 @@ def log_to_wandb(account: RunAccount, to: Destination) -> str:
         for name, table in all_tables(account).items():
             rows = [list(row) for row in table.rows]
             run.log({f"tables/{name}": wandb.Table(list(table.columns), rows, allow_mixed_types=True)})
-        place, url = Path(run.dir).parent, run.url
         run.finish()
-    return f"open {url}" if to.online else f"wandb sync {place}"
+    return f"open {run.url}" if to.online else f"wandb sync {Path(run.dir).parent}"
 
 
 def log_to_mlflow(account: RunAccount, to: Destination) -> str:
     """A new run of MLflow: numbers and curves as metrics, facts as parameters, tables as artifacts."""
-    place = to.out.absolute() / "mlruns"
-    where = os.environ.get("MLFLOW_TRACKING_URI", "") if to.online else place.as_uri()
-    if not where:
+    folder = to.out.absolute() / "mlruns"
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "") if to.online else folder.as_uri()
+    if not uri:
         raise UserError("MLFLOW_TRACKING_URI is not set; name your server in it, or leave --online out for files.")
     make_directory(to.out)
     with tracker("mlflow"):
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        client = MlflowClient(tracking_uri=where)
+        client = MlflowClient(tracking_uri=uri)
         known = client.get_experiment_by_name(to.project)
         experiment = known.experiment_id if known else client.create_experiment(to.project)
         run = client.create_run(experiment, run_name=account.name, tags={"vestige.kind": account.kind}).info.run_id
         now = int(time.time() * 1000)
         metrics = []
-        for name, number in account.numbers.items():
-            for key, value in with_interval(name, number).items():
-                metrics.append(Metric(mlflow_name(key), value, now, 0))
-        for name, curve in account.curves.items():
-            for at, point in zip(curve.at, curve.points, strict=True):
-                for key, value in with_interval(name, point).items():
-                    metrics.append(Metric(f"curves/{mlflow_name(key)}", value, now, int(at)))
+        for name, step, value in all_points(account):
+            prefix = "curves/" if name.startswith("curves/") else ""
+            metrics.append(Metric(prefix + mlflow_name(name.removeprefix(prefix)), value, now, step))
         for start in range(0, len(metrics), 900):  # a server takes 1,000 in one request
             client.log_batch(run, metrics=metrics[start : start + 900])
         facts = {"model": account.model, "suite": account.suite, **account.facts}
@@ -153,14 +160,17 @@ def log_to_mlflow(account: RunAccount, to: Destination) -> str:
         client.log_batch(run, params=params[:100])
         shown = []
         for name, table in all_tables(account).items():
-            path = f"tables/{file_name(name)}.json"
+            file_name = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:60]
+            path = f"tables/{file_name}.json"
             client.log_dict(run, {"columns": list(table.columns), "data": [list(row) for row in table.rows]}, path)
             shown.append({"path": path, "type": "table"})
-        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps(shown))  # by this MLflow's page shows tables
+        client.set_tag(
+            run, "mlflow.loggedArtifacts", json.dumps(shown)
+        )  # MLflow's page shows the tables that are listed here
         client.set_terminated(run)
     if to.online:
         return f"open run {run} of experiment {to.project}"
-    return f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {place}"
+    return f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {folder}"
 
 
 def mlflow_name(name: str) -> str:
@@ -185,13 +195,8 @@ def log_to_tensorboard(account: RunAccount, to: Destination) -> str:
             summary = Summary(value=[Summary.Value(**value)])
             writer.write(Event(step=step, summary=summary).SerializeToString())
 
-        for name, number in account.numbers.items():
-            for key, value in with_interval(name, number).items():
-                add(0, tag=f"vestige/{key}", simple_value=value)
-        for name, curve in account.curves.items():
-            for at, point in zip(curve.at, curve.points, strict=True):
-                for key, value in with_interval(name, point).items():
-                    add(int(at), tag=f"vestige/curves/{key}", simple_value=value)
+        for name, step, value in all_points(account):
+            add(step, tag=f"vestige/{name}", simple_value=value)
         as_text = create_summary_metadata(display_name="", description="")
         for name, table in all_tables(account).items():
             cells = markdown_table(table, most=1000)  # its page draws every cell
@@ -249,24 +254,15 @@ def markdown_table(table: RunTable, most: int | None = None) -> str:
     | 1 |  |
     | x/y | 0.5 |
     """
-    lines = [list(table.columns), *table.rows[:most]]
-    written = []
-    for line in lines:
-        cells = ["" if cell is None else str(cell).replace("|", "/").replace("\n", " ") for cell in line]
-        written.append(f"| {' | '.join(cells)} |")
-    written.insert(1, f"|{'---|' * len(table.columns)}")
-    return "\n".join(written)
-
-
-def file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:60]
+    lines = []
+    for row in [table.columns, *table.rows[:most]]:
+        cells = ["" if cell is None else str(cell).replace("|", "/").replace("\n", " ") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.insert(1, f"|{'---|' * len(table.columns)}")
+    return "\n".join(lines)
 
 
 Log = Callable[[RunAccount, Destination], str]
-FILES: dict[str, Log] = {  # formats that are written here
-    "json": write_json_account, "tensorboard": log_to_tensorboard, "hub": write_card,
-}  # fmt: skip
-SERVERS: dict[str, Log] = {
-    "wandb": log_to_wandb,
-    "mlflow": log_to_mlflow,
-}  # tools that write their own files, and can send them
+# Formats that are written here, and tools that write their own files and can send them.
+FILES: dict[str, Log] = {"json": write_json_account, "tensorboard": log_to_tensorboard, "hub": write_card}
+SERVERS: dict[str, Log] = {"wandb": log_to_wandb, "mlflow": log_to_mlflow}

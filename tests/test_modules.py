@@ -29,7 +29,7 @@ TOP_LEVEL = {
 
 PIPELINE = {"data", "models", "samplers", "collect", "metrics", "compare", "suites", "store"}
 # What every verb's package may use: the pipeline, the engine, adapters to other software, and what is printed.
-BELOW = PIPELINE | {"configs", "engine", "integrations", "servers", "show"}
+BELOW = PIPELINE | {"configs", "adapters", "engine", "integrations", "show"}
 
 # Dependencies point one way: top-level modules < pipeline < engine < verbs < cli.
 DEPENDENCIES: dict[str, set[str]] = {
@@ -60,10 +60,10 @@ DEPENDENCIES: dict[str, set[str]] = {
     "compare": set(),
     "suites": {"metrics", "compare"},
     "store": set(),
-    "integrations": {"models", "data", "collect", "metrics", "suites"},
+    "adapters": {"collect", "data", "metrics", "models", "suites"},  # other people's software
+    "integrations": {"adapters", "models", "data", "collect", "metrics", "suites"},
     "show": {"metrics", "suites"},
-    "servers": {"collect"},  # clients of model servers, which collect's interface describes
-    "engine": PIPELINE | {"configs", "integrations", "servers", "show"},
+    "engine": PIPELINE | {"adapters", "configs", "integrations", "show"},
     "costs": BELOW,
     # One judgement for the page, the terminal and the bench: below every package that ends in a verdict.
     "judging": BELOW,
@@ -96,7 +96,7 @@ DEPENDENCIES: dict[str, set[str]] = {
     "plugins": {"data", "metrics", "models", "stress", "suites", "unlearn"},  # for plug-ins: no package imports it
     # The same packages as cli, called with keywords instead of flags.
     "api": BELOW | {"collapse", "costs", "depth", "judging", "report", "results", "stress"},
-    "__init__": {"api", "collapse", "integrations", "watch"},
+    "__init__": {"adapters", "api", "collapse", "watch"},
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
@@ -108,6 +108,7 @@ WITH_TORCH = {
     "unlearn",
     "stress",
     "lab",
+    "adapters",
     "integrations",
     "engine",
     "costs",

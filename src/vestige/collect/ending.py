@@ -1,7 +1,7 @@
 """When a text is over, and what it reads as: the same for a model in this process and for a served one.
 
 In: a request and the tokens made so far. Out: whether it goes on; in the end a Text. Callers: collect/texts.py and
-servers/served.py. No model runs here.
+adapters/served_model.py. No model runs here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`vestige publish`: a finished run's summary and tables for a tracker or the hub.
 
-    run --Kind.account--> RunAccount --no secrets, no homes--> integrations/trackers.py
+    run --Kind.account--> RunAccount --no secrets, no homes--> adapters/trackers.py
 
 Nothing is sent unless it is asked for. Caller: results/publish_flags.py.
 """

@@ -23,7 +23,19 @@ SYSTEM = "You are a helpful assistant."
 # parts, and `make test-PART` runs it: `pytest --part PART tests`. A name is a folder or a file of tests/.
 PARTS = {
     "commands": (
-        *("adapters", "api", "audit", "collapse", "depth", "engine", "integrations", "lab", "meta", "results", "stress"),
+        *(
+            "adapters",
+            "api",
+            "audit",
+            "collapse",
+            "depth",
+            "engine",
+            "integrations",
+            "lab",
+            "meta",
+            "results",
+            "stress",
+        ),
         *("sweep", "show", "unlearn", "watch", "test_names.py", "test_one_definition.py", "test_plugins.py"),
         *("test_cli.py", "test_flags.py", "test_vocabulary.py"),
     ),
@@ -119,7 +131,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _low_precision() -> None:
     """On a CPU where bfloat16 ends the process, the setting without which tests would lose their worker."""
-    from vestige.models.low_precision import check_low_precision
+    from vestige.models.quantised import check_low_precision
 
     check_low_precision("cpu")
 

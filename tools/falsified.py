@@ -22,8 +22,7 @@ from serve_tools import ModelServer, TinyModel
 from vestige.adapters.served_model import ServedAnswers, ServedModel, Writing
 from vestige.adapters.servers import BadAnswer, ServerFacts, Vocabulary
 from vestige.adapters.servers import ModelServer as Client
-from vestige.collect.answering import Cost
-from vestige.collect.ending import Ending
+from vestige.collect.backend import Cost, StopRule
 from vestige.data.chat import Encoder, Template
 from vestige.types import Target
 
@@ -152,7 +151,7 @@ def main(runs: int = 100) -> None:
         model.meet()
         wire.random, wire.told, wire.lying = random.Random(seed), [], True
         cost = Cost()
-        answers = ServedAnswers(model, Writing(frozenset()), Ending(list, frozenset(), ""), cost, False)
+        answers = ServedAnswers(model, Writing(frozenset()), StopRule(list, frozenset(), ""), cost, False)
         try:
             list(answers.score(asked, frozenset(), lambda left: None))
             seen = bool(cost.notes)

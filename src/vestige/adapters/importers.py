@@ -16,9 +16,9 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.io import decode_data
 from vestige.metrics.dialects import get_dialect
+from vestige.numeric import mean
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, canonical
 from vestige.suites.spec import MetricSpec
-from vestige.sums import mean
 from vestige.types import Score
 
 ForeignResults = Mapping[str, Mapping[str, Any]]

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError, reraise_ours
-from vestige.metrics.rouge import rouge_scores
+from vestige.metrics.text import rouge_scores
 from vestige.suites.registry import Handler
 from vestige.suites.spec import MetricSpec
 from vestige.types import IGNORE, Example, Rows, Score

@@ -32,8 +32,7 @@ from vestige.adapters.servers import (
     TextAsk,
     Usage,
 )
-from vestige.collect.answering import Cost, Known
-from vestige.collect.ending import Ending
+from vestige.collect.backend import Cost, Known, StopRule
 from vestige.errors import UserError
 from vestige.types import Array, Target, Text, TokenStats, content_key
 from vestige.wants import Decoding, Request
@@ -249,7 +248,7 @@ class SequenceGroup:
 class ServedAnswers:
     """Answers wants through servers."""
 
-    def __init__(self, model: ServedModel, writing: Writing, ending: Ending, cost: Cost, everything: bool) -> None:
+    def __init__(self, model: ServedModel, writing: Writing, ending: StopRule, cost: Cost, everything: bool) -> None:
         self.model = model
         self.writing = writing
         self.ending = ending

@@ -483,9 +483,7 @@ def read_slime(path: Path) -> list[Rollout]:
             raise UserError(f"{where} is not a set of named fields.")
         names = {"index": sample.get("index"), "group_index": sample.get("group_index"), "step": step}
         reward = sample.get("reward")
-        base = replace(
-            _base(names, where, number), reward=float(reward) if isinstance(reward, (int, float)) else None
-        )
+        base = replace(_base(names, where, number), reward=float(reward) if isinstance(reward, (int, float)) else None)
         tokens = _token_ids(sample.get("tokens"), "tokens", where) or ()
         count = _integer(sample, "response_length", where) or 0
         if not 0 <= count <= len(tokens):

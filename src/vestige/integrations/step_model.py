@@ -22,7 +22,7 @@ from vestige.adapters.open_unlearning import (
     padding_side,
     wanted_alignment,
 )
-from vestige.collect.step_logits import Windows
+from vestige.collect.denoise import Windows
 from vestige.suites.handlers.trajectory_reading import Moment, prompt_of
 from vestige.suites.registry import HANDLERS
 from vestige.suites.spec import MetricSpec

@@ -205,7 +205,7 @@ def check_training(config: TrainConfig) -> None:
 
 def rule_of(best: Mapping[str, float] | str | None) -> Mapping[str, float] | str | None:
     """The rule that evaluate.best states: weights of metrics, or a rule's name."""
-    from vestige.compare.best import rule_named
+    from vestige.verdict.best import rule_named
 
     rule_named(best)
     return best

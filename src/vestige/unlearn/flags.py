@@ -174,7 +174,7 @@ def _best(text: str | None) -> str | dict[str, float] | None:
     >>> _best("closest"), _best("model_utility=1"), _best(None)
     ('closest', {'model_utility': 1.0}, None)
     """
-    from vestige.compare.best import RULES
+    from vestige.verdict.best import RULES
 
     return text if text in RULES else _weights(text) or None
 

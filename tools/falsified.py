@@ -36,7 +36,7 @@ class Lying:
 
     def __init__(self, server: ModelServer, other: ModelServer) -> None:
         self.server, self.other = server, other
-        self.url, self.requests, self.retries, self.reopened = "http://127.0.0.1", 0, 0, 0
+        self.url, self.requests, self.retries, self.broken = "http://127.0.0.1", 0, 0, 0
         self.kept: dict[str, Any] = {}
         self.random = random.Random(0)
         self.told: list[str] = []  # lies of this run

@@ -261,9 +261,9 @@ LIES: dict[str, tuple[Any, str]] = {
     "one answer too few": (lambda a: a["choices"].pop(), "answers to"),
     "another model": (lambda a: a.update(model="other"), "comes from the model 'other'"),
     "other ids": (lambda a: a["choices"][0]["prompt_token_ids"].__setitem__(3, 7), "lacks the log-probability|other"),
-    "no log-probabilities": (lambda a: a["choices"][0].update(prompt_logprobs=None), "no 'prompt_logprobs'"),
+    "no log-probabilities": (lambda a: a["choices"][0].update(prompt_logprobs=None), "0 positions for"),
     "counts that do not fit": (lambda a: a["usage"].update(prompt_tokens=3), "counted 3 tokens"),
-    "text for a number": (lambda a: entry(a).update(logprob="-1.0"), "lacks the log-probability"),
+    "text for a number": (lambda a: entry(a).update(logprob="-1.0"), "form of a completion"),
     "numbers that differ where sequences are the same": (
         lambda a: entry(a, 5).update(logprob=entry(a, 5)["logprob"] - 2.0), "begin alike|rank|two log-prob"),
     "first choice beyond the vocabulary": (

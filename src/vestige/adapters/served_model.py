@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -273,18 +274,21 @@ class ServedAnswers:
     def _pool(self, slots: int) -> Pool:
         return Pool(self.model.servers, slots, self.model.give_up, self.model.welcome, self._note)
 
-    def _welcome_if_reopened(self, server: ModelServer, reopened: int) -> None:
-        """If a connection broke during a request, another process may have answered it: who is it now?"""
-        if server.wire.reopened != reopened:
+    def _ask(self, server: ModelServer, request: Callable[[], Any]) -> Any:
+        """One answer. If a connection broke meanwhile, another process may have given it: who is it now?"""
+        broken = server.wire.broken
+        answer = request()
+        if server.wire.broken != broken:
             self.model.welcome(server)
+        return answer
 
     def _count(self, usage: Usage, sent: int) -> None:
         if self.checking:
-            self.cost.server_check_tokens += usage.prompt or sent
+            self.cost.server_check_tokens += usage.prompt_tokens or sent
             return
-        self.cost.server_prompt_tokens += usage.prompt or sent
-        self.cost.server_cached_tokens += usage.cached or 0
-        self.cost.server_decoded_tokens += usage.completion
+        self.cost.server_prompt_tokens += usage.prompt_tokens or sent
+        self.cost.server_cached_tokens += usage.cached_tokens
+        self.cost.server_decoded_tokens += usage.completion_tokens
         self.cost.server_requests += 1
         self.cost.server_retries = sum(server.wire.retries for server in self.model.servers)
 
@@ -320,9 +324,7 @@ class ServedAnswers:
         return self._pool(1 if self.everything else self.model.slots).run(groups, self._ask_group)
 
     def _ask_group(self, server: ModelServer, group: SequenceGroup) -> list[SequenceAnswer]:
-        reopened = server.wire.reopened
-        answers, usage = server.score(group.asks, self.everything)
-        self._welcome_if_reopened(server, reopened)
+        answers, usage = self._ask(server, lambda: server.score(group.asks, self.everything))
         check_sequences(server, group.asks, answers, usage)
         check_overlaps(server, group.asks, answers, self.model.tolerance)
         self._count(usage, group.tokens)
@@ -405,9 +407,7 @@ class ServedAnswers:
                 eos=tuple(sorted(self.eos)),
                 turns=self.writing.turns.get(request.prompt.key, ()),
             )
-            reopened = server.wire.reopened
-            answer, usage = server.write(ask)
-            self._welcome_if_reopened(server, reopened)
+            answer, usage = self._ask(server, partial(server.write, ask))
             check_text(server, ask, answer, usage)
             self._count(usage, len(prompt))
             if answer.margin < NEAR_TIE and decoding.greedy and request.key not in self.model.near_ties:

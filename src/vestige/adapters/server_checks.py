@@ -29,8 +29,8 @@ def check_sequences(
     if len(answers) != len(asks):
         raise server.refuse(f"{len(answers)} answers to {len(asks)} sequences")
     sent = sum(len(ask.ids) for ask in asks)
-    if usage.prompt and usage.prompt != sent:
-        raise server.refuse(f"it counted {usage.prompt} tokens where {sent} were sent")
+    if usage.prompt_tokens and usage.prompt_tokens != sent:
+        raise server.refuse(f"it counted {usage.prompt_tokens} tokens where {sent} were sent")
     for ask, answer in zip(asks, answers, strict=True):
         expected = ask.ids[1:]
         if len(answer.ids) != len(expected):
@@ -109,8 +109,8 @@ def check_text(server: ModelServer, ask: TextAsk, answer: TextAnswer, usage: Usa
         problem = "a text has no tokens (truncated)"
     elif len(ids) > ask.limit:
         problem = f"a text of {len(ids)} tokens where at most {ask.limit} were asked for"
-    elif usage.completion and usage.completion != len(ids):
-        problem = f"it counted {usage.completion} tokens of a text that has {len(ids)} (truncated)"
+    elif usage.completion_tokens and usage.completion_tokens != len(ids):
+        problem = f"it counted {usage.completion_tokens} tokens of a text that has {len(ids)} (truncated)"
     elif finish not in ("stop", "length"):
         problem = f"a text ended for the reason {finish!r}"
     elif finish == "length" and len(ids) < ask.limit:

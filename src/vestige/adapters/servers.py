@@ -19,7 +19,6 @@ questions, writes the prompt around them itself, and gives texts without any num
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -31,6 +30,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
+import msgspec
 import numpy as np
 
 from vestige import secrets
@@ -41,7 +42,6 @@ from vestige.wants import Decoding
 TRIES = 4  # of one request, when connections break or answers are cut short
 BUSY_TRIES = 8  # when the server itself says that it is busy (429, 503)
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before another try, doubled each time
-LARGEST = 1 << 30  # bytes of an answer
 BUSY = (429, 503)
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 REPLACEMENT = "\ufffd"  # what decoding half a character gives
@@ -67,64 +67,63 @@ class BadAnswer(UserError):  # noqa: N818
 
 
 class Wire:
-    """JSON over HTTP to one server's address. Each thread has a connection, which is kept open between requests.
+    """JSON over HTTP to one server's address, from any number of threads.
 
     A fault that passes (a reset connection, half an answer, 429, 5xx) is tried again here; one that lasts is
     ServerDown, and the pool gives the work to another server. The key goes into one header and nowhere else: it is
     registered as a secret, redirects are not followed, and an address with a password or a query in it is refused.
-
-    http.client and not a library with a connection pool: a pool opens a closed connection again without a word, and
-    then another process may be answering. `reopened` must count that (see ServedAnswers).
     """
 
     def __init__(self, url: str, key_env: str | None = None, timeout: float = 600.0) -> None:
         self.url = checked_url(url)
-        self.timeout = timeout  # seconds for one answer
         self.requests = 0
         self.retries = 0
-        self._key = _read_key(key_env) if key_env else ""
-        self._local = threading.local()
+        self.broken = 0  # connections that broke: afterwards another process may answer (see ServedAnswers)
         self._lock = threading.Lock()
-
-    @property
-    def reopened(self) -> int:
-        """How often this thread's connection broke: the server may be another one since."""
-        return int(getattr(self._local, "reopened", 0))
+        headers = {"Authorization": f"Bearer {_read_key(key_env)}"} if key_env else {}
+        self._client = httpx.Client(
+            headers=headers,
+            timeout=timeout,
+            limits=httpx.Limits(max_connections=None),  # as many as there are threads
+            verify=ssl.create_default_context() if self.url.startswith("https") else False,
+            trust_env=False,  # no proxies: model servers are near
+        )
 
     def get(self, path: str) -> Any:
         return self._request("GET", path, None)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._request("POST", path, json.dumps(body, separators=(",", ":")).encode())
+        return self._request("POST", path, body)
 
-    def _request(self, method: str, path: str, body: bytes | None) -> Any:
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         pause = FIRST_PAUSE
         broken = busy = 0
         while True:
             with self._lock:
                 self.requests += 1
             try:
-                status, headers, raw = self._request_once(method, path, body)
+                response = self._client.request(method, self.url + path, json=body)
+                status = response.status_code
                 if status == 200:
-                    return json.loads(raw)
+                    return response.json()
             # Whatever a connection, half an answer or a proxy's page of HTML raises: it may pass.
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                self._local.connection = None
-                self._local.reopened = self.reopened + 1
+            except (httpx.HTTPError, ValueError) as error:
                 broken += 1
                 problem = _describe(error)
+                with self._lock:
+                    self.broken += 1
             else:
                 if status in BUSY:
                     busy += 1
                     problem = f"status {status} (busy)"
-                    retry_after = headers.get("Retry-After", "")
+                    retry_after = response.headers.get("Retry-After", "")
                     if retry_after.replace(".", "", 1).isdigit():
                         pause = max(pause, float(retry_after))
                 elif status >= 500:
                     broken += 1
-                    problem = f"status {status}: {_error_text(raw)}"
+                    problem = f"status {status}: {_error_text(response.text)}"
                 else:
-                    raise self._refusal(status, path, raw)
+                    raise self._refusal(status, path, response.text)
             if broken >= TRIES or busy >= BUSY_TRIES:
                 raise ServerDown(
                     f"The server at {self.url} does not answer {path}: {problem}; start it, or correct --server."
@@ -134,40 +133,13 @@ class Wire:
             time.sleep(min(pause, LONGEST_PAUSE))
             pause *= 2
 
-    def _request_once(self, method: str, path: str, body: bytes | None) -> tuple[int, Any, bytes]:
-        parts = urlsplit(self.url)
-        connection = getattr(self._local, "connection", None)
-        if connection is None:
-            host, port = parts.hostname or "", parts.port
-            if parts.scheme == "https":
-                context = ssl.create_default_context()
-                connection = http.client.HTTPSConnection(host, port, timeout=self.timeout, context=context)
-            else:
-                connection = http.client.HTTPConnection(host, port, timeout=self.timeout)
-            self._local.connection = connection
-        headers = {"Accept": "application/json", "Connection": "keep-alive"}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        connection.request(method, parts.path.rstrip("/") + path, body, headers)
-        response = connection.getresponse()
-        raw = response.read(LARGEST + 1)
-        if len(raw) > LARGEST:
-            raise http.client.HTTPException(f"an answer of more than {LARGEST} bytes")
-        # read(n) does not notice that an answer was cut short.
-        promised = response.headers.get("Content-Length")
-        if promised is not None and int(promised) != len(raw):
-            raise http.client.HTTPException(f"half an answer ({len(raw)} of {promised} bytes)")
-        return response.status, response.headers, raw
-
-    def _refusal(self, status: int, path: str, raw: bytes) -> ServerRefused:
+    def _refusal(self, status: int, path: str, text: str) -> ServerRefused:
         advice = ""
         if status in (401, 403):
             advice = "; name the environment variable that holds its key with --server-key-env"
         elif status in (301, 302, 307, 308):
             advice = "; it answers with a redirect, which is not followed: give the address it leads to"
-        words = f"The server at {self.url} refused {path} (status {status}: {_error_text(raw)}){advice}."
+        words = f"The server at {self.url} refused {path} (status {status}: {_error_text(text)}){advice}."
         return ServerRefused(words, status)
 
 
@@ -204,7 +176,7 @@ def _read_key(name: str) -> str:
 
 
 def _describe(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
+    if isinstance(error, httpx.TimeoutException):
         return "no answer in time"
     if isinstance(error, json.JSONDecodeError):
         return "its answer is not JSON (cut short?)"
@@ -212,9 +184,9 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
-def _error_text(raw: bytes) -> str:
+def _error_text(text: str) -> str:
     """The message in the body of an error. Servers wrap it in objects of their own."""
-    text = raw[:4000].decode("utf-8", "replace")
+    text = text[:4000]
     try:
         message = json.loads(text)
     except ValueError:
@@ -325,13 +297,66 @@ class TextAnswer:
     text: str | None = None  # where the server gives text and no tokens
 
 
-@dataclass
+# ---- OpenAI's completions, with vLLM's additions, as far as they are read --------------------------------------------
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class ChoiceLogprobs:
+    """Of each token (with `echo` the prompt's first): its text, its log-probability, and the first choices by text."""
+
+    tokens: list[str | None] | None = None
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float | None] | None] | None = None
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    content: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The answer to one prompt."""
+
+    index: int
+    finish_reason: str | None = None
+    text: str = ""
+    logprobs: ChoiceLogprobs | None = None
+    message: ChatMessage | None = None  # of a chat
+    token_ids: list[int] | None = None  # vLLM's, like the next two
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None  # of the token itself and the first choices
+
+
+@dataclass(frozen=True)
+class CachedTokens:
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class Usage:
     """Tokens as the server counts them; 0 where it does not say."""
 
-    prompt: int = 0
-    cached: int | None = None
-    completion: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: CachedTokens | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        return (self.prompt_tokens_details.cached_tokens or 0) if self.prompt_tokens_details else 0
+
+
+@dataclass(frozen=True)
+class Completion:
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
 
 
 class Vocabulary:
@@ -386,12 +411,10 @@ class ModelServer:
 
     def identify(self) -> ServerFacts:
         """Who the server says it is now; asked again when a connection broke."""
-        listed = self._field(self.wire.get("/v1/models"), "data", list)
-        cards = {card.get("id"): card for card in listed if isinstance(card, Mapping)}
         name = self.facts.model
+        cards = {card["id"]: card for card in _model_cards(self.wire)}
         if name not in cards:
-            names = ", ".join(map(str, cards)) or "none"
-            raise self.refuse(f"it does not serve the model {name!r} (any more); it serves: {names}")
+            raise self.refuse(f"it does not serve the model {name!r} (any more); it serves: {', '.join(cards)}")
         card = cards[name]
         version = str(self.wire.get("/version").get("version", "")) if self.is_vllm else ""
         lengths = (card.get(key) for key in ("max_model_len", "n_ctx", "context_length"))
@@ -417,7 +440,7 @@ class ModelServer:
         if scores:
             [answer], usage = self.score(sequence, False)
             tells_first = bool(np.isfinite(answer.top_logprob).all())
-            counts = usage.cached is not None
+            counts = usage.prompt_tokens_details is not None
         return Abilities(
             ids=takes_ids,
             scores=scores,
@@ -452,43 +475,25 @@ class ModelServer:
             return False
         return True
 
-    def _complete(self, body: Mapping[str, Any], path: str = COMPLETIONS) -> Mapping[str, Any]:
-        """A completion, checked for the model's name, which is in every answer."""
+    def _prompt(self, ids: Sequence[int]) -> Any:
+        return [list(ids)] if self.abilities.ids else self.vocabulary.text(ids)
+
+    def _complete(self, body: Mapping[str, Any], path: str = COMPLETIONS, count: int = 1) -> Completion:
+        """The choices for `count` prompts, in the order of the prompts; checked for the model's name."""
         extras = {"return_token_ids": True} if self.is_vllm else {}
         answer = self.wire.post(path, {"model": self.facts.model, **extras, **body})
-        if not isinstance(answer, Mapping) or answer.get("model") != self.facts.model:
-            name = answer.get("model") if isinstance(answer, Mapping) else None
-            raise self.refuse(f"it comes from the model {name!r}, asked was {self.facts.model!r}")
-        self._field(answer, "choices", list)
-        return answer
-
-    def _field(self, body: Any, name: str, form: type | tuple[type, ...]) -> Any:
-        """A field of an answer, if it is there and of the expected type."""
-        if not isinstance(body, Mapping) or not isinstance(body.get(name), form):
-            raise self.refuse(f"it has no '{name}' of the form that was expected")
-        return body[name]
-
-    def _choices(self, answer: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
-        """One choice for each prompt, in the order of the prompts."""
-        choices = answer["choices"]
-        if len(choices) != count:
-            raise self.refuse(f"{len(choices)} answers to {count} prompts")
-        by_index = {c.get("index"): c for c in choices if isinstance(c, Mapping)}
-        if set(by_index) != set(range(count)):
+        try:
+            completion = msgspec.convert(answer, Completion, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise self.refuse(f"it does not have the form of a completion ({error})") from None
+        if completion.model != self.facts.model:
+            raise self.refuse(f"it comes from the model {completion.model!r}, asked was {self.facts.model!r}")
+        if len(completion.choices) != count:
+            raise self.refuse(f"{len(completion.choices)} answers to {count} prompts")
+        completion.choices.sort(key=lambda choice: choice.index)
+        if [choice.index for choice in completion.choices] != list(range(count)):
             raise self.refuse("its answers do not say which prompts they belong to")
-        return [by_index[i] for i in range(count)]
-
-    def _usage(self, answer: Mapping[str, Any]) -> Usage:
-        usage = answer.get("usage") or {}
-        if not isinstance(usage, Mapping):
-            raise self.refuse("its 'usage' is not an object")
-        details = usage.get("prompt_tokens_details")
-        cached = (details.get("cached_tokens") or 0) if isinstance(details, Mapping) else None
-        prompt, completion = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-        for count in (prompt, completion, cached or 0):
-            if not isinstance(count, int) or count < 0:
-                raise self.refuse("its 'usage' does not hold counts")
-        return Usage(prompt, cached, completion)
+        return completion
 
     # ---- scoring ---------------------------------------------------------------------------------------------------
 
@@ -498,43 +503,36 @@ class ModelServer:
         if self.is_vllm:
             body["prompt"] = [list(ask.ids) for ask in asks]
             body["prompt_logprobs"] = -1 if everything else 1
-            answer = self._complete(body)
-            choices = self._choices(answer, len(asks))
-            return [self._read_prompt_logprobs(choice, everything) for choice in choices], self._usage(answer)
+            answer = self._complete(body, count=len(asks))
+            answers = [self._read_prompt_logprobs(choice, everything) for choice in answer.choices]
+            return answers, answer.usage or Usage()
         answers = []
-        total = Usage()
+        prompt_tokens = completion_tokens = 0
         for ask in asks:
-            body["prompt"] = list(ask.ids) if self.abilities.ids else self.vocabulary.text(ask.ids)
+            body["prompt"] = self._prompt(ask.ids)
             answer = self._complete({**body, "echo": True, "logprobs": 1})
-            [choice] = self._choices(answer, 1)
-            answers.append(self._read_echo(ask, self._field(choice, "logprobs", Mapping)))
-            usage = self._usage(answer)
-            cached = None if usage.cached is None else usage.cached + (total.cached or 0)
-            total = Usage(total.prompt + usage.prompt, cached, total.completion + usage.completion)
-        return answers, total
+            answers.append(self._read_echo(ask, answer.choices[0].logprobs))
+            usage = answer.usage or Usage()
+            prompt_tokens += usage.prompt_tokens
+            completion_tokens += usage.completion_tokens
+        return answers, Usage(prompt_tokens, completion_tokens)
 
-    def _read_prompt_logprobs(self, choice: Mapping[str, Any], everything: bool) -> SequenceAnswer:
-        """vLLM's form: at each position {token id: {logprob, rank}} of the token itself and of the first choices."""
-        ids = self._field(choice, "prompt_token_ids", list)
-        rows = self._field(choice, "prompt_logprobs", list)
-        if len(rows) != len(ids):
+    def _read_prompt_logprobs(self, choice: Choice, everything: bool) -> SequenceAnswer:
+        """vLLM's form."""
+        ids, rows = choice.prompt_token_ids or [], choice.prompt_logprobs or []
+        if not ids or len(rows) != len(ids):
             raise self.refuse(f"{len(rows)} positions for {len(ids)} tokens")
         logprob, rank, top1, top_logprob, total, mean, std = [], [], [], [], [], [], []
         for token, row in zip(ids[1:], rows[1:], strict=True):
-            entries = list(row.values()) if isinstance(row, Mapping) else []
-            for entry in entries:
-                numbers = (entry.get("logprob"), entry.get("rank")) if isinstance(entry, Mapping) else (None,)
-                if not all(isinstance(n, (int, float)) for n in numbers):
-                    entries = []
-            if not entries or str(token) not in row:
+            if row is None or token not in row:
                 raise self.refuse(f"a position lacks the log-probability of its token {token}")
-            best = min(row, key=lambda k: (row[k]["rank"], -row[k]["logprob"]))
-            tells_best = row[best]["rank"] == 1 or len(row) > 1
-            logprob.append(row[str(token)]["logprob"])
-            rank.append(row[str(token)]["rank"])
-            top1.append(int(best) if tells_best else BROKEN)
-            top_logprob.append(row[best]["logprob"])
-            told = np.array([entry["logprob"] for entry in entries])
+            logprob.append(row[token].logprob)
+            rank.append(row[token].rank)
+            best, best_entry = min(row.items(), key=lambda item: (item[1].rank, -item[1].logprob))
+            tells_best = best_entry.rank == 1 or len(row) > 1
+            top1.append(best if tells_best else BROKEN)
+            top_logprob.append(best_entry.logprob)
+            told = np.array([entry.logprob for entry in row.values()])
             total.append(np.exp(told).sum())
             if everything:
                 # vLLM gives all of them only where it was started with --max-logprobs -1 (or the vocabulary).
@@ -544,46 +542,48 @@ class ModelServer:
                 mean.append(position_mean)
                 std.append(position_std)
         return SequenceAnswer(
-            ids=np.asarray(ids[1:]),
-            logprob=np.asarray(logprob, np.float64),
-            top1=np.asarray(top1, np.int64),
-            top_logprob=np.asarray(top_logprob, np.float64),
-            rank=np.asarray(rank, np.float64),
-            total=np.asarray(total, np.float64),
-            mean=np.asarray(mean) if everything else None,
-            std=np.asarray(std) if everything else None,
+            ids=np.array(ids[1:]),
+            logprob=np.array(logprob),
+            top1=np.array(top1),
+            top_logprob=np.array(top_logprob),
+            rank=np.array(rank),
+            total=np.array(total),
+            mean=np.array(mean) if everything else None,
+            std=np.array(std) if everything else None,
         )
 
-    def _read_echo(self, ask: SequenceAsk, logprobs: Mapping[str, Any]) -> SequenceAnswer:
-        """OpenAI's form: {tokens, token_logprobs, top_logprobs}, the prompt's tokens first, then what it wrote."""
+    def _read_echo(self, ask: SequenceAsk, told: ChoiceLogprobs | None) -> SequenceAnswer:
+        """OpenAI's form: the prompt's tokens first, then what the server wrote."""
         n = len(ask.ids)
-        tokens = self._field(logprobs, "tokens", list)
-        values = self._field(logprobs, "token_logprobs", list)[1:n]
-        rows = self._field(logprobs, "top_logprobs", list)[1:n]
-        if len(tokens) < n or len(values) != n - 1 or len(rows) != n - 1:
+        told = told or ChoiceLogprobs()
+        tokens = (told.tokens or [])[:n]
+        values = (told.token_logprobs or [])[1:n]
+        rows = (told.top_logprobs or [])[1:n]
+        if len(tokens) < n or len(values) < n - 1 or len(rows) < n - 1:
             raise self.refuse(f"{len(tokens)} tokens of a sequence of {n} (truncated, or read by another tokenizer)")
-        if not all(isinstance(v, (int, float)) for v in values):
+        if None in values:
             raise self.refuse("a position lacks the log-probability of its token")
-        for token, own in zip(tokens, ask.ids, strict=False):
+        for token, own in zip(tokens, ask.ids, strict=True):
             expected = self.vocabulary.text([own])
-            if REPLACEMENT in expected or not isinstance(token, str) or REPLACEMENT in token or token == "":
+            if not token or REPLACEMENT in expected or REPLACEMENT in token:
                 continue  # half a character, or a special token that is not written out
             if token.strip() != expected.strip():
                 raise self.refuse(f"its tokenizer read {token!r} where {expected!r} was sent")
         top1, top_logprob = [], []
-        for row, token, own in zip(rows, tokens[1:n], ask.ids[1:], strict=True):
-            choices = {k: v for k, v in row.items() if isinstance(v, (int, float))} if isinstance(row, Mapping) else {}
-            best = max(choices, key=lambda piece: choices[piece]) if choices else None
-            if best is None:
+        for row, token, own in zip(rows, tokens[1:], ask.ids[1:], strict=True):
+            choices = {piece: value for piece, value in (row or {}).items() if value is not None}
+            if not choices:
                 top1.append(BROKEN)
-            else:
-                top1.append(own if best == token else self.vocabulary.id_of(best))
-            top_logprob.append(float("nan") if best is None else choices[best])
+                top_logprob.append(float("nan"))
+                continue
+            best = max(choices, key=lambda piece: choices[piece])
+            top1.append(own if best == token else self.vocabulary.id_of(best))
+            top_logprob.append(choices[best])
         return SequenceAnswer(
-            ids=np.asarray(ask.ids[1:]),
-            logprob=np.asarray(values, np.float64),
-            top1=np.asarray(top1, np.int64),
-            top_logprob=np.asarray(top_logprob, np.float64),
+            ids=np.array(ask.ids[1:]),
+            logprob=np.array(values, np.float64),
+            top1=np.array(top1),
+            top_logprob=np.array(top_logprob),
         )
 
     # ---- writing ---------------------------------------------------------------------------------------------------
@@ -604,20 +604,18 @@ class ModelServer:
                     "of the answer); leave such metrics out."
                 )
             body["messages"] = [{"role": role, "content": content} for role, content in ask.turns]
-            answer = self._complete(body, CHAT)
-            [choice] = self._choices(answer, 1)
-            text = self._field(self._field(choice, "message", Mapping), "content", str)
-            return self._text_answer(ask, choice, text), Usage(self._usage(answer).prompt)
-        body["prompt"] = list(ask.ids) if self.abilities.ids else self.vocabulary.text(ask.ids)
+            completion = self._complete(body, CHAT)
+            message = completion.choices[0].message
+            if message is None:
+                raise self.refuse("it has no message")
+            return self._text_answer(ask, completion, message.content)
+        body["prompt"] = self._prompt(ask.ids)
         if decoding.greedy and self.abilities.chosen:
             body["logprobs"] = 2
         if not self.is_vllm:
-            answer = self._complete(body)
-            [choice] = self._choices(answer, 1)
-            text = self._field(choice, "text", str)
-            return self._text_answer(ask, choice, text), Usage(self._usage(answer).prompt)
+            completion = self._complete(body)
+            return self._text_answer(ask, completion, completion.choices[0].text)
         body |= {
-            "prompt": [list(ask.ids)],
             "stop_token_ids": list(ask.eos),
             "repetition_penalty": ask.penalty,
             "skip_special_tokens": False,
@@ -626,30 +624,33 @@ class ModelServer:
         }
         if "stop" in body:
             body["include_stop_str_in_output"] = True
-        answer = self._complete({name: value for name, value in body.items() if value is not None})
-        [choice] = self._choices(answer, 1)
-        if tuple(self._field(choice, "prompt_token_ids", list)) != ask.ids:
+        completion = self._complete({name: value for name, value in body.items() if value is not None})
+        [choice] = completion.choices
+        if tuple(choice.prompt_token_ids or ()) != ask.ids:
             raise self.refuse("it continued other tokens than were sent")
-        ids = self._field(choice, "token_ids", list)
-        return TextAnswer(tuple(ids), str(choice.get("finish_reason")), smallest_margin(choice)), self._usage(answer)
+        ids = tuple(choice.token_ids or ())
+        return TextAnswer(ids, str(choice.finish_reason), smallest_margin(choice)), completion.usage or Usage()
 
-    def _text_answer(self, ask: TextAsk, choice: Mapping[str, Any], text: str) -> TextAnswer:
+    def _text_answer(self, ask: TextAsk, completion: Completion, text: str) -> tuple[TextAnswer, Usage]:
         """A text in our tokens: the server tells none, so they are what our tokenizer makes of it."""
-        stopped = choice.get("finish_reason") == "stop"
+        [choice] = completion.choices
+        stopped = choice.finish_reason == "stop"
         ids = self.vocabulary.ids(text)[: ask.limit]
         if stopped and ask.eos and len(ids) < ask.limit:
             ids.append(ask.eos[0])
         finish = "stop" if stopped or len(ids) < ask.limit else "length"
-        return TextAnswer(tuple(ids), finish, smallest_margin(choice), text)
+        usage = completion.usage or Usage()
+        return TextAnswer(tuple(ids), finish, smallest_margin(choice), text), Usage(usage.prompt_tokens)
 
 
-def smallest_margin(choice: Mapping[str, Any]) -> float:
+def smallest_margin(choice: Choice) -> float:
     """How near a greedy text came to being another one: the least distance of first and second choice."""
     smallest = float("inf")
-    for row in (choice.get("logprobs") or {}).get("top_logprobs") or []:
-        values = sorted((v for v in (row or {}).values() if isinstance(v, (int, float))), reverse=True)
+    rows = choice.logprobs.top_logprobs if choice.logprobs else None
+    for row in rows or []:
+        values = sorted(v for v in (row or {}).values() if v is not None)
         if len(values) > 1:
-            smallest = min(smallest, float(values[0] - values[1]))
+            smallest = min(smallest, values[-1] - values[-2])
     return smallest
 
 

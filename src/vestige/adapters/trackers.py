@@ -1,4 +1,4 @@
-"""A finished run's summary and tables in other tools: W&B, MLflow, TensorBoard, a model card for the hub, plain JSON.
+"""A finished run's summary and its table of metrics in other tools: W&B, MLflow, TensorBoard, a hub model card, JSON.
 
 One function for each, in FILES and SERVERS. They take a RunAccount (types.py) without secrets, write below `out` or
 send to a server, and return the command to run next. A tool's own library is imported on first use. Caller:
@@ -77,26 +77,22 @@ def with_interval(name: str, number: RunNumber) -> dict[str, float]:
     return {key: float(value) for key, value in values.items() if value is not None}
 
 
-def all_points(account: RunAccount) -> list[tuple[str, int, float]]:
-    """(name, step, value) of every number of a run, and of every point of its curves."""
-    points = []
+def named_numbers(account: RunAccount) -> dict[str, float]:
+    """Every number of a run, and the ends of its interval."""
+    named: dict[str, float] = {}
     for name, number in account.numbers.items():
-        points += [(key, 0, value) for key, value in with_interval(name, number).items()]
-    for name, curve in account.curves.items():
-        for at, number in zip(curve.at, curve.points, strict=True):
-            points += [(f"curves/{key}", int(at), value) for key, value in with_interval(name, number).items()]
-    return points
+        named |= with_interval(name, number)
+    return named
 
 
-def all_tables(account: RunAccount) -> dict[str, RunTable]:
-    """`metrics`, which has every number with its interval, rows and reason, and the run's own tables."""
+def metrics_table(account: RunAccount) -> RunTable:
+    """Every number with its interval, its rows and the reason why it is missing."""
     rows = [(name, m.value, m.low, m.high, m.n, m.reason) for name, m in account.numbers.items()]
-    metrics = RunTable(("metric", "value", "low", "high", "n", "reason"), tuple(rows))
-    return {"metrics": metrics, **account.tables}
+    return RunTable(("metric", "value", "low", "high", "n", "reason"), tuple(rows))
 
 
 def log_to_wandb(account: RunAccount, to: Destination) -> str:
-    """A new run of W&B: summary, curves over their own axes, tables. Offline unless it is sent."""
+    """A new run of W&B. Offline unless it is sent."""
     out = to.out.absolute()
     make_directory(out)
     # W&B keeps files of artifacts in folders of its own until they are sent: here, not in the user's home.
@@ -118,23 +114,16 @@ def log_to_wandb(account: RunAccount, to: Destination) -> str:
         run = wandb.init(
             project=to.project, name=account.name, dir=str(out), config=facts, reinit="create_new", settings=settings
         )
-        for name, number in account.numbers.items():
-            run.summary.update(with_interval(name, number))
-        for name, curve in account.curves.items():
-            for key in (name, f"{name}_low", f"{name}_high"):
-                run.define_metric(f"curves/{key}", step_metric=f"curves/{curve.axis}")
-            for at, point in zip(curve.at, curve.points, strict=True):
-                values = {f"curves/{key}": value for key, value in with_interval(name, point).items()}
-                run.log({f"curves/{curve.axis}": at, **values})
-        for name, table in all_tables(account).items():
-            rows = [list(row) for row in table.rows]
-            run.log({f"tables/{name}": wandb.Table(list(table.columns), rows, allow_mixed_types=True)})
+        run.summary.update(named_numbers(account))
+        table = metrics_table(account)
+        rows = [list(row) for row in table.rows]
+        run.log({"tables/metrics": wandb.Table(list(table.columns), rows, allow_mixed_types=True)})
         run.finish()
     return f"open {run.url}" if to.online else f"wandb sync {Path(run.dir).parent}"
 
 
 def log_to_mlflow(account: RunAccount, to: Destination) -> str:
-    """A new run of MLflow: numbers and curves as metrics, facts as parameters, tables as artifacts."""
+    """A new run of MLflow: numbers as metrics, facts as parameters, the table as an artifact."""
     folder = to.out.absolute() / "mlruns"
     uri = os.environ.get("MLFLOW_TRACKING_URI", "") if to.online else folder.as_uri()
     if not uri:
@@ -149,24 +138,17 @@ def log_to_mlflow(account: RunAccount, to: Destination) -> str:
         experiment = known.experiment_id if known else client.create_experiment(to.project)
         run = client.create_run(experiment, run_name=account.name, tags={"vestige.kind": account.kind}).info.run_id
         now = int(time.time() * 1000)
-        metrics = []
-        for name, step, value in all_points(account):
-            prefix = "curves/" if name.startswith("curves/") else ""
-            metrics.append(Metric(prefix + mlflow_name(name.removeprefix(prefix)), value, now, step))
+        metrics = [Metric(mlflow_name(name), value, now, 0) for name, value in named_numbers(account).items()]
         for start in range(0, len(metrics), 900):  # a server takes 1,000 in one request
             client.log_batch(run, metrics=metrics[start : start + 900])
         facts = {"model": account.model, "suite": account.suite, **account.facts}
         params = [Param(mlflow_name(key), value[:500]) for key, value in facts.items() if value]
         client.log_batch(run, params=params[:100])
-        shown = []
-        for name, table in all_tables(account).items():
-            file_name = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:60]
-            path = f"tables/{file_name}.json"
-            client.log_dict(run, {"columns": list(table.columns), "data": [list(row) for row in table.rows]}, path)
-            shown.append({"path": path, "type": "table"})
-        client.set_tag(
-            run, "mlflow.loggedArtifacts", json.dumps(shown)
-        )  # MLflow's page shows the tables that are listed here
+        table = metrics_table(account)
+        data = {"columns": list(table.columns), "data": [list(row) for row in table.rows]}
+        client.log_dict(run, data, "tables/metrics.json")
+        # MLflow's page shows the tables that this tag lists.
+        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": "tables/metrics.json", "type": "table"}]))
         client.set_terminated(run)
     if to.online:
         return f"open run {run} of experiment {to.project}"
@@ -179,7 +161,7 @@ def mlflow_name(name: str) -> str:
 
 
 def log_to_tensorboard(account: RunAccount, to: Destination) -> str:
-    """One event file: numbers and curves as scalars (single precision), tables as text."""
+    """One event file: numbers as scalars (single precision), the table as text."""
     with tracker("tensorboard"):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -187,21 +169,16 @@ def log_to_tensorboard(account: RunAccount, to: Destination) -> str:
         from tensorboard.summary.writer.record_writer import RecordWriter
         from tensorboard.util.tensor_util import make_tensor_proto
 
+        values = []
+        for name, value in named_numbers(account).items():
+            values.append(Summary.Value(tag=f"vestige/{name}", simple_value=value))
+        as_text = create_summary_metadata(display_name="", description="")
+        text = make_tensor_proto([markdown_table(metrics_table(account)).encode("utf-8", "backslashreplace")])
+        values.append(Summary.Value(tag="vestige/tables/metrics", metadata=as_text, tensor=text))
         stream = io.BytesIO()
         writer = RecordWriter(stream)
         writer.write(Event(file_version="brain.Event:2").SerializeToString())
-
-        def add(step: int, **value: Any) -> None:
-            summary = Summary(value=[Summary.Value(**value)])
-            writer.write(Event(step=step, summary=summary).SerializeToString())
-
-        for name, step, value in all_points(account):
-            add(step, tag=f"vestige/{name}", simple_value=value)
-        as_text = create_summary_metadata(display_name="", description="")
-        for name, table in all_tables(account).items():
-            cells = markdown_table(table, most=1000)  # its page draws every cell
-            text = make_tensor_proto([cells.encode("utf-8", "backslashreplace")])
-            add(0, tag=f"vestige/tables/{name}", metadata=as_text, tensor=text)
+        writer.write(Event(step=0, summary=Summary(value=values)).SerializeToString())
         writer.flush()
     # A name of our own, so that publishing again replaces it: points of two files would be shown together.
     write_bytes(to.out / "events.out.tfevents.0000000000.vestige", stream.getvalue())
@@ -232,7 +209,7 @@ def write_card(account: RunAccount, to: Destination) -> str:
             )
         )
     data = ModelCardData(model_name=account.model or account.name, eval_results=results or None)
-    table = markdown_table(all_tables(account)["metrics"])
+    table = markdown_table(metrics_table(account))
     card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n# Evaluation: {account.name}\n\n{table}\n")
     write_bytes(to.out / "model-card.md", str(card).encode("utf-8", "backslashreplace"))
     return f"merge {to.out / 'model-card.md'} into the README.md of the model's repository"
@@ -245,7 +222,7 @@ def write_json_account(account: RunAccount, to: Destination) -> str:
     return f"read {to.out / 'publication.json'}"
 
 
-def markdown_table(table: RunTable, most: int | None = None) -> str:
+def markdown_table(table: RunTable) -> str:
     """Rows as Markdown.
 
     >>> print(markdown_table(RunTable(("a", "b"), ((1, None), ("x|y", 0.5)))))
@@ -255,7 +232,7 @@ def markdown_table(table: RunTable, most: int | None = None) -> str:
     | x/y | 0.5 |
     """
     lines = []
-    for row in [table.columns, *table.rows[:most]]:
+    for row in [table.columns, *table.rows]:
         cells = ["" if cell is None else str(cell).replace("|", "/").replace("\n", " ") for cell in row]
         lines.append(f"| {' | '.join(cells)} |")
     lines.insert(1, f"|{'---|' * len(table.columns)}")

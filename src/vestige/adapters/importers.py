@@ -128,9 +128,10 @@ def _from_tofu_logs(logs: Mapping[str, TofuLog], configs: Configs, retain: Forei
                 rows = {index: _probabilities(loss) for index, loss in column.items()}
                 out.scores[f"{short}_Q_A_{metric}"] = Score(_mean(rows, "prob"), rows)
         if log.rougeL_recall is not None:
-            columns = {"rouge1_recall": log.rouge1_recall, "rougeL_recall": log.rougeL_recall}
-            columns = {name: values for name, values in columns.items() if values is not None}
-            rows = {i: {name: values.get(i) for name, values in columns.items()} for i in log.rougeL_recall}
+            rows = {}
+            for index, recall in log.rougeL_recall.items():
+                first = {} if log.rouge1_recall is None else {"rouge1_recall": log.rouge1_recall.get(index)}
+                rows[index] = {**first, "rougeL_recall": recall}
             out.scores[f"{short}_Q_A_ROUGE"] = Score(_mean(rows, "rougeL_recall"), rows)
 
     # Truth ratios of real authors and world facts as the log has them: these rows have no paraphrase, and the log

@@ -18,8 +18,8 @@ from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
 from loops import one_test
 from serve_tools import ModelServer, TinyModel, serving
 from sweep_tools import started, write_plan
-from vestige.adapters import served_model as pools
-from vestige.adapters import servers as wires
+from vestige.adapters import served_model
+from vestige.adapters import servers as servers_module
 from vestige.cli import main
 from vestige.errors import UserError
 
@@ -35,8 +35,8 @@ def tiny() -> dict[str, TinyModel]:
 @pytest.fixture
 def servers(tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModelServer]]:
     """Three servers of a model each."""
-    monkeypatch.setattr(wires, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(pools, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(servers_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(served_model, "LOOK_AGAIN", 0.05)
     with (
         serving(tiny["full"], str(MODELS["full"])) as full,
         serving(tiny["unlearned"], str(MODELS["unlearned"])) as unlearned,

@@ -19,7 +19,6 @@ questions, writes the prompt around them itself, and gives texts without any num
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import ssl
@@ -35,7 +34,7 @@ import msgspec
 import numpy as np
 
 from vestige import secrets
-from vestige.errors import UserError
+from vestige.errors import UserError, named
 from vestige.types import BROKEN, Array, content_key
 from vestige.wants import Decoding
 
@@ -109,7 +108,7 @@ class Wire:
             # Whatever a connection, half an answer or a proxy's page of HTML raises: it may pass.
             except (httpx.HTTPError, ValueError) as error:
                 broken += 1
-                problem = _describe(error)
+                problem = named(error)
                 with self._lock:
                     self.broken += 1
             else:
@@ -121,7 +120,7 @@ class Wire:
                         pause = max(pause, float(retry_after))
                 elif status >= 500:
                     broken += 1
-                    problem = f"status {status}: {_error_text(response.text)}"
+                    problem = f"status {status}: {_quote(response.text)}"
                 else:
                     raise self._refusal(status, path, response.text)
             if broken >= TRIES or busy >= BUSY_TRIES:
@@ -139,7 +138,7 @@ class Wire:
             advice = "; name the environment variable that holds its key with --server-key-env"
         elif status in (301, 302, 307, 308):
             advice = "; it answers with a redirect, which is not followed: give the address it leads to"
-        words = f"The server at {self.url} refused {path} (status {status}: {_error_text(text)}){advice}."
+        words = f"The server at {self.url} refused {path} (status {status}: {_quote(text)}){advice}."
         return ServerRefused(words, status)
 
 
@@ -175,26 +174,9 @@ def _read_key(name: str) -> str:
     return key
 
 
-def _describe(error: Exception) -> str:
-    if isinstance(error, httpx.TimeoutException):
-        return "no answer in time"
-    if isinstance(error, json.JSONDecodeError):
-        return "its answer is not JSON (cut short?)"
-    words = str(error).strip().rstrip(".")
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
-
-
-def _error_text(text: str) -> str:
-    """The message in the body of an error. Servers wrap it in objects of their own."""
-    text = text[:4000]
-    try:
-        message = json.loads(text)
-    except ValueError:
-        message = text
-    while isinstance(message, dict):
-        inner = message.get("error", message.get("message", message.get("detail")))
-        message = inner if inner else json.dumps(message)
-    return " ".join(str(message).split())[:300].rstrip(".") or "no reason given"
+def _quote(text: str) -> str:
+    """The body of an error on one line."""
+    return " ".join(text.split())[:300] or "no reason given"
 
 
 # ---- what is sent and what comes back --------------------------------------------------------------------------------

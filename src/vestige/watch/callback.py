@@ -22,7 +22,7 @@ from vestige.data.rows import as_given
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError, is_ours
-from vestige.given import Place, RowTables, TokenizerLike, TorchModel
+from vestige.in_memory import Place, RowTables, TokenizerLike, TorchModel
 from vestige.verdict.best import Rank, RunMoment
 from vestige.watch.looking import PREFIX, Look, Looking, LookSettings, look_settings
 from vestige.watch.processes import look_together

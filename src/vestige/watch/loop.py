@@ -19,7 +19,7 @@ from typing import Any
 
 from vestige.data.rows import as_given
 from vestige.errors import UserError, is_ours
-from vestige.given import AcceleratorLike, Place, RowTables, TokenizerLike, TorchModel
+from vestige.in_memory import AcceleratorLike, Place, RowTables, TokenizerLike, TorchModel
 from vestige.internal import in_short
 from vestige.watch.callback import BestRule, WatchPlan, live_ask, live_run
 from vestige.watch.looking import Look, Looking, look_settings

@@ -27,6 +27,7 @@ from vestige.adapters.trainers import TrainerGuest, log_metrics, logged_before, 
 from vestige.collapse import trainer as theirs
 from vestige.collapse.detector import CollapseDetector, CollapseSettings, Measured, model_scorer
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
+from vestige.collapse.rollouts import number_duplicates, read_native
 from vestige.collect.cross import PairLogProbs
 from vestige.errors import UserError, is_ours
 from vestige.in_memory import TokenizerLike

@@ -2,7 +2,7 @@
 what answering costs, counted where it is spent.
 
 In: Targets and Requests. Out: TokenStats and Texts by key, batch by batch; the `cost` of a manifest, with notes for its
-reader. Callers: engine/obtain.py, which gets the second kind from the engine (adapters/served_model.py), so that nothing
+reader. Callers: engine/obtain.py, which gets the second kind from the engine (adapters/served_model.py), so nothing
 above knows which one answered; every collector is handed one Cost per run, and processes of a team add theirs up.
 """
 

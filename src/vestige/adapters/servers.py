@@ -79,12 +79,14 @@ class Wire:
         self.retries = 0
         self.broken = 0  # connections that broke: afterwards another process may answer (see ServedAnswers)
         self._lock = threading.Lock()
-        headers = {"Authorization": f"Bearer {_read_key(key_env)}"} if key_env else {}
+        headers = {"Content-Type": "application/json"}
+        if key_env:
+            headers["Authorization"] = f"Bearer {_read_key(key_env)}"
         self._client = httpx.Client(
             headers=headers,
             timeout=timeout,
             limits=httpx.Limits(max_connections=None),  # as many as there are threads
-            verify=ssl.create_default_context() if self.url.startswith("https") else False,
+            verify=ssl.create_default_context(),
             trust_env=False,  # no proxies: model servers are near
         )
 
@@ -92,16 +94,16 @@ class Wire:
         return self._request("GET", path, None)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._request("POST", path, body)
+        return self._request("POST", path, json.dumps(body))
 
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    def _request(self, method: str, path: str, body: str | None) -> Any:
         pause = FIRST_PAUSE
         broken = busy = 0
         while True:
             with self._lock:
                 self.requests += 1
             try:
-                response = self._client.request(method, self.url + path, json=body)
+                response = self._client.request(method, self.url + path, content=body)
                 status = response.status_code
                 if status == 200:
                     return response.json()
@@ -603,6 +605,7 @@ class ModelServer:
             "skip_special_tokens": False,
             "min_p": 0.0,
             "top_k": 0 if decoding.greedy else decoding.top_k,
+            "top_p": 1.0 if decoding.greedy else decoding.top_p,
         }
         if "stop" in body:
             body["include_stop_str_in_output"] = True

@@ -19,6 +19,7 @@ questions, writes the prompt around them itself, and gives texts without any num
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import ssl

@@ -23,8 +23,8 @@ import torch
 
 from vestige.errors import UserError
 from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES, fixation, sigma
+from vestige.runs.named_files import written_by
 from vestige.types import IGNORE, Array
-from vestige.writing import written_by
 
 
 @dataclass

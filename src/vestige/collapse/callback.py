@@ -31,7 +31,7 @@ from vestige.collapse.rollouts import number_duplicates, read_native
 from vestige.collect.cross import PairLogProbs
 from vestige.errors import UserError, is_ours
 from vestige.in_memory import TokenizerLike
-from vestige.writing import write_bytes
+from vestige.io import write_file
 
 log = logging.getLogger("vestige.collapse")
 
@@ -241,7 +241,7 @@ class CollapseCallback(TrainerGuest):
         log_metrics(self._trainer, metrics, control, self.bare_keys)
         if state.is_world_process_zero:
             place = Path(args.output_dir) / STATE
-            write_bytes(place, json.dumps(self.detector.state_dict()).encode())
+            write_file(place, json.dumps(self.detector.state_dict()).encode())
 
 
 def means_at(state: Any) -> dict[str, Any] | None:

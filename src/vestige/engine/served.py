@@ -26,7 +26,7 @@ from vestige.integrations.lm_eval import ServedSubject
 from vestige.models.checks import check_penalty
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.locate import read_json
-from vestige.store.files import versions
+from vestige.runs.manifest import versions
 from vestige.suites.registry import Handler
 from vestige.types import Rows, content_key
 from vestige.wants import Wants

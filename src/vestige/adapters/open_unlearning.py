@@ -38,8 +38,9 @@ def run_live(
     model, notes = _aligned(loaded, spec)
     generating = generated_sets(spec)
     sets = {key: TorchRows(rows, key in generating) for key, rows in data.items()}
-    given = {"tokenizer": loaded.tokenizer, "collators": Collator(loaded.tokenizer, padding_side(spec.collators))}
-    return call_live(handler, spec, model, sets, given, parents, references, batch_size, notes)
+    collator = Collator(loaded.tokenizer, padding_side(spec.collators))
+    inputs = {"tokenizer": loaded.tokenizer, "collators": collator}
+    return call_live(handler, spec, model, sets, inputs, parents, references, batch_size, notes)
 
 
 def call_live(
@@ -47,25 +48,25 @@ def call_live(
     spec: MetricSpec,
     model: Any,
     sets: Mapping[str, Any],
-    given: Mapping[str, Any],
+    inputs: Mapping[str, Any],
     parents: Mapping[str, Score],
     references: Mapping[str, Mapping[str, Score | None]],
     batch_size: int,
     notes: Sequence[str],
 ) -> Score:
-    """`given`: the tokenizer and the collators."""
+    """The metric's result. `inputs`: the tokenizer and the collators."""
     assert handler.live is not None
+    reference_logs: dict[str, dict[str, Any]] = {}
+    for name, scores in references.items():
+        reference_logs[name] = {key: None if s is None else s.to_json() for key, s in scores.items()}
     kwargs: dict[str, Any] = {
         **spec.params,
-        **given,
+        **inputs,
         "data": next(iter(sets.values())) if len(sets) == 1 else sets,
         "batch_size": int(spec.params.get("batch_size", batch_size)),
         "generation_args": dict(spec.generation),
         "pre_compute": {key: score.to_json() for key, score in parents.items()},
-        "reference_logs": {
-            name: {key: None if s is None else s.to_json() for key, s in found.items()}
-            for name, found in references.items()
-        },
+        "reference_logs": reference_logs,
     }
     try:
         result = handler.live(model, **kwargs)
@@ -122,8 +123,11 @@ def generated_sets(spec: MetricSpec) -> set[str]:
 
 
 def padding_side(collators: Mapping[str, Any]) -> str:
-    sides = [((c or {}).get("args") or {}).get("padding_side") for c in collators.values()]
-    return str(next((s for s in sides if s), "right"))
+    for collator in collators.values():
+        side = ((collator or {}).get("args") or {}).get("padding_side")
+        if side:
+            return str(side)
+    return "right"
 
 
 def plain(x: Any) -> Any:
@@ -152,13 +156,17 @@ class TorchRows(Sequence[Any]):
     def _item(self, e: Example) -> dict[str, Any]:
         import torch
 
-        full = list(e.target.ids) if e.target else list(e.prompt.ids)
-        start = e.target.start if e.target else len(full)
-        labels = [IGNORE] * start + full[start:]
-        ids = list(e.prompt.ids) if self.for_generation else full
+        # For scoring: the whole conversation, with labels on the answer alone. For generation: the prompt, and the
+        # whole conversation as labels.
+        conversation = list(e.target.ids) if e.target else list(e.prompt.ids)
+        if self.for_generation:
+            ids, labels = list(e.prompt.ids), conversation
+        else:
+            start = e.target.start if e.target else len(conversation)
+            ids, labels = conversation, [IGNORE] * start + conversation[start:]
         return {
             "input_ids": torch.tensor(ids),
-            "labels": torch.tensor(full if self.for_generation else labels),
+            "labels": torch.tensor(labels),
             "attention_mask": torch.ones(len(ids), dtype=torch.long),
             "index": int(e.index),
         }
@@ -200,18 +208,21 @@ def aggregate_to_1D(x: Any) -> Any:  # noqa: N802 - the name plug-ins import
     return x.mean(axis=tuple(range(1, x.ndim)))
 
 
+def _logits(model: Any, batch: Mapping[str, Any]) -> Any:
+    """Logits of a batch in single precision, (rows, positions, vocabulary)."""
+    inputs = {k: v.to(model.device) for k, v in batch.items() if k in ("input_ids", "attention_mask")}
+    return model(**inputs).logits.float()
+
+
 def evaluate_probability(model: Any, batch: Mapping[str, Any]) -> list[dict[str, float]]:
     """Per row of a batch: the mean loss over its labels and the length-normalised probability."""
     import torch
 
-    inputs = {k: v.to(model.device) for k, v in batch.items() if k in ("input_ids", "attention_mask")}
-    labels = batch["labels"].to(model.device)
     with torch.inference_mode():
-        logits = model(**inputs).logits.float()[:, :-1]
-    losses = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), labels[:, 1:], ignore_index=IGNORE, reduction="none"
-    ).sum(dim=1)
-    means = losses / labels.ne(IGNORE).sum(dim=1)
+        logits = _logits(model, batch)[:, :-1]  # position t is about token t + 1
+    labels = batch["labels"].to(logits.device)[:, 1:]
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE, reduction="none")
+    means = losses.sum(dim=1) / labels.ne(IGNORE).sum(dim=1)
     return [{"prob": float(torch.exp(-m)), "avg_loss": float(m)} for m in means]
 
 
@@ -219,20 +230,19 @@ def run_batchwise_evals(
     model: Any, dataloader: Any, batch_eval_fn: Callable[..., Any], batch_eval_fn_args: Mapping[str, Any], message: str
 ) -> dict[Any, Any]:
     """Applies a per-batch function over a loader and gathers its values by row index."""
-    out: dict[Any, Any] = {}
+    values: dict[Any, Any] = {}
     for batch in dataloader:
-        if "input_ids" not in batch:  # several answers per row: lists of values
-            parts = {
-                k: run_batchwise_evals(model, [b], batch_eval_fn, batch_eval_fn_args, message) for k, b in batch.items()
-            }
-            for index in next(iter(parts.values())):
-                fields = parts[next(iter(parts))][index]
-                out[index] = {f: [parts[k][index][f] for k in parts] for f in fields}
-            continue
-        index = [int(i) for i in batch["index"]]
-        rest = {k: v for k, v in batch.items() if k != "index"}
-        out.update(zip(index, batch_eval_fn(model=model, batch=rest, **dict(batch_eval_fn_args)), strict=True))
-    return out
+        if "input_ids" in batch:
+            rows = [int(i) for i in batch["index"]]
+            rest = {k: v for k, v in batch.items() if k != "index"}
+            found = batch_eval_fn(model=model, batch=rest, **dict(batch_eval_fn_args))
+            values.update(zip(rows, found, strict=True))
+        else:  # several answers per row: a batch for each, and lists of values
+            answers = {}
+            for key, answer in batch.items():
+                answers[key] = run_batchwise_evals(model, [answer], batch_eval_fn, batch_eval_fn_args, message)
+            values.update(dict_transpose(answers))
+    return values
 
 
 def dict_transpose(evals: Mapping[Any, Mapping[Any, Mapping[str, Any]]]) -> dict[Any, dict[str, list[Any]]]:
@@ -242,7 +252,10 @@ def dict_transpose(evals: Mapping[Any, Mapping[Any, Mapping[str, Any]]]) -> dict
     {7: {'prob': [0.1, 0.2]}}
     """
     answers = list(evals.values())
-    return {row: {f: [a[row][f] for a in answers] for f in fields} for row, fields in answers[0].items()}
+    rows: dict[Any, dict[str, list[Any]]] = {}
+    for row, fields in answers[0].items():
+        rows[row] = {f: [answer[row][f] for answer in answers] for f in fields}
+    return rows
 
 
 def tokenwise_vocab_logprobs(
@@ -254,13 +267,15 @@ def tokenwise_vocab_logprobs(
     """
     import torch
 
-    inputs = {k: v.to(model.device) for k, v in batch.items() if k in ("input_ids", "attention_mask")}
-    labels = batch["labels"].to(model.device)[:, 1:]
     with torch.set_grad_enabled(grad):
-        found = torch.log_softmax(model(**inputs).logits[:, :-1].float(), dim=-1)
-    counted = [row.ne(IGNORE).nonzero()[:-1, 0] for row in labels]
-    scores = [row[at] for row, at in zip(found, counted, strict=True)]
-    return (scores, [row[at] for row, at in zip(labels, counted, strict=True)]) if return_labels else scores
+        logprobs = torch.log_softmax(_logits(model, batch)[:, :-1], dim=-1)
+    labels = batch["labels"].to(logprobs.device)[:, 1:]
+    scores, tokens = [], []
+    for row_scores, row_labels in zip(logprobs, labels, strict=True):
+        counted = row_labels.ne(IGNORE).nonzero()[:-1, 0]
+        scores.append(row_scores[counted])
+        tokens.append(row_labels[counted])
+    return (scores, tokens) if return_labels else scores
 
 
 def tokenwise_logprobs(model: Any, batch: Mapping[str, Any], grad: bool = False, return_labels: bool = False) -> Any:
@@ -279,14 +294,13 @@ def eval_text_similarity(
     ids, mask = batch["input_ids"].to(model.device), batch["attention_mask"].to(model.device)
     out = model.generate(ids, attention_mask=mask.long(), pad_token_id=tokenizer.eos_token_id, **settings)
     how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": True}
-    asked = tokenizer.batch_decode(ids, **how)
-    whole = tokenizer.batch_decode([row[row.ne(IGNORE)] for row in batch["labels"]], **how)
-    written = tokenizer.batch_decode(out[:, ids.shape[1] :], **how)
-    found = []
-    for prompt, conversation, text in zip(asked, whole, written, strict=True):
+    prompts = tokenizer.batch_decode(ids, **how)
+    conversations = tokenizer.batch_decode([row[row.ne(IGNORE)] for row in batch["labels"]], **how)
+    texts = tokenizer.batch_decode(out[:, ids.shape[1] :], **how)
+    rows = []
+    for prompt, conversation, text in zip(prompts, conversations, texts, strict=True):
         for word in stopwords:
             text = text.split(word)[0] if word else text
-        true, text = conversation.replace(prompt, "").strip(), text.strip()
-        scores = rouge_scores(true, text)
-        found.append({**scores, "input": prompt, "ground_truth": true, "generation": text})
-    return found
+        truth, text = conversation.replace(prompt, "").strip(), text.strip()
+        rows.append({**rouge_scores(truth, text), "input": prompt, "ground_truth": truth, "generation": text})
+    return rows

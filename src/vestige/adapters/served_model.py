@@ -104,6 +104,7 @@ class Pool:
             self._stop.set()
 
     def _welcome_all(self) -> None:
+        """Each server that is not known to be down says who it is; one that does not answer is down."""
         for server in self.servers:
             try:
                 if server.url not in self._down:
@@ -149,6 +150,7 @@ class Pool:
             self._answers.put(error)
 
     def _is_back(self, server: ModelServer) -> bool:
+        """Whether a server that was down answers. One of its threads looks at a time: there may be a hundred."""
         looking = self._looking[server.url]
         if not looking.acquire(blocking=False):
             return False
@@ -259,15 +261,19 @@ class ServedAnswers:
 
     @property
     def eos(self) -> frozenset[int]:
+        """The tokens that end this model's texts."""
         return self.writing.eos
 
     def penalty_of(self, decoding: Decoding) -> float:
+        """The repetition penalty in force: a metric's own, else the model's."""
         return self.writing.penalty if decoding.repetition_penalty is None else decoding.repetition_penalty
 
     def settings(self, kind: str) -> dict[str, Any]:
+        """What an interrupted run must have had, too, to be resumed: how requests were packed decides the last bits."""
         return {"served": True, "sequences": BATCH_SEQUENCES, "tokens": BATCH_TOKENS, "everything": self.everything}
 
     def _note(self, words: str) -> None:
+        """Something that readers of the numbers must know; each sentence once."""
         if words not in self.cost.notes:
             self.cost.say(words)
 
@@ -283,6 +289,7 @@ class ServedAnswers:
         return answer
 
     def _count(self, usage: Usage, sent: int) -> None:
+        """Adds the cost of one answer. A server that does not count tokens is taken to have read what was sent."""
         if self.checking:
             self.cost.server_check_tokens += usage.prompt_tokens or sent
             return
@@ -324,6 +331,7 @@ class ServedAnswers:
         return self._pool(1 if self.everything else self.model.slots).run(groups, self._ask_group)
 
     def _ask_group(self, server: ModelServer, group: SequenceGroup) -> list[SequenceAnswer]:
+        """One request, checked. A bad answer ends the run: nothing is stored that could be wrong."""
         answers, usage = self._ask(server, lambda: server.score(group.asks, self.everything))
         check_sequences(server, group.asks, answers, usage)
         check_overlaps(server, group.asks, answers, self.model.tolerance)
@@ -362,12 +370,14 @@ class ServedAnswers:
         self, requests: Sequence[Request], known: Known, done: frozenset[str], drafts: Known
     ) -> Iterator[dict[str, Text]]:
         """Yields {request key: Text}, some at a time. Servers take no drafts: they write what they choose."""
+        # Tokens that scoring has proved are not written again: a server continues after them.
         begun = {r.key: self.ending.begin(r, known.get(r.key, ())) for r in requests if r.key not in done}
         wanted = {r.key: r for r in requests if r.key in begun}
         finished = {key: ids for key, ids in begun.items() if self.ending.over(wanted[key], ids)}
         if finished:  # teacher forcing has shown them to the end
             yield self._texts((wanted[key], ids, len(ids)) for key, ids in finished.items())
         jobs = [request for key, request in wanted.items() if key not in finished]
+        # Prompts that begin alike follow each other, so that a server finds them in its prefix cache.
         jobs.sort(key=lambda request: (request.prompt.ids, request.key))
         slots = self.model.slots
         if self.model.facts.kind == "vllm":
@@ -393,6 +403,8 @@ class ServedAnswers:
     def _write_one(self, server: ModelServer, request: Request, begun: Sequence[int]) -> list[int]:
         """Until the text is over by our own rule: a server may stop where our decoder reads no stop word."""
         decoding = request.decoding
+        # A seed of its own for each prompt, and below for each place where a text is continued: the same text comes back
+        # whatever else is asked, and in which order.
         seed = int(content_key(request.prompt.key.encode(), str(decoding.seed).encode())[:15], 16)
         ids = list(begun)
         while not self.ending.over(request, ids):
@@ -431,8 +443,9 @@ class ServedAnswers:
 
 def sequences(targets: Sequence[Target]) -> list[tuple[SequenceAsk, list[Target]]]:
     """Distinct sequences, and the targets that each answers: one that begins another is read off the longer one."""
+    # In reverse order each sequence comes right after those that begin with it.
     found: list[tuple[SequenceAsk, list[Target]]] = []
-    for target in sorted(targets, key=lambda t: t.ids, reverse=True):  # a longer sequence comes before its beginnings
+    for target in sorted(targets, key=lambda t: t.ids, reverse=True):
         if found and found[-1][0].ids[: len(target.ids)] == target.ids:
             ask, answered = found[-1]
             found[-1] = (SequenceAsk(ask.ids, min(ask.start, target.start)), [*answered, target])

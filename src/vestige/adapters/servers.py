@@ -86,7 +86,7 @@ class Wire:
         self._client = httpx.Client(
             headers=headers,
             timeout=timeout,
-            limits=httpx.Limits(max_connections=None),  # as many as there are threads
+            limits=httpx.Limits(max_connections=None),  # as many as there are threads: over a hundred for texts
             verify=ssl.create_default_context(),
             trust_env=False,  # no proxies: model servers are near
         )
@@ -287,6 +287,8 @@ class TextAnswer:
 
 @dataclass(frozen=True)
 class TokenLogprob:
+    """What vLLM says of one token at one position; rank 1 is the most likely."""
+
     logprob: float
     rank: int
 
@@ -339,6 +341,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class Completion:
+    """The answer to one request, which may hold several prompts."""
+
     model: str
     choices: list[Choice]
     usage: Usage | None = None
@@ -461,10 +465,12 @@ class ModelServer:
         return True
 
     def _prompt(self, ids: Sequence[int]) -> Any:
+        """A prompt in the form that the server takes. Text is cut into tokens again there, and may be cut otherwise."""
         return [list(ids)] if self.abilities.ids else self.vocabulary.text(ids)
 
     def _complete(self, body: Mapping[str, Any], path: str = COMPLETIONS, count: int = 1) -> Completion:
         """The choices for `count` prompts, in the order of the prompts; checked for the model's name."""
+        # With its tokens vLLM's answers can be compared with what was sent, and texts be read by our own tokenizer.
         extras = {"return_token_ids": True} if self.is_vllm else {}
         answer = self.wire.post(path, {"model": self.facts.model, **extras, **body})
         try:
@@ -503,7 +509,7 @@ class ModelServer:
         return answers, Usage(prompt_tokens, completion_tokens)
 
     def _read_prompt_logprobs(self, choice: Choice, everything: bool) -> SequenceAnswer:
-        """vLLM's form."""
+        """vLLM's form. Position 0 has no entry: nothing precedes it."""
         ids, rows = choice.prompt_token_ids or [], choice.prompt_logprobs or []
         if not ids or len(rows) != len(ids):
             raise self.refuse(f"{len(rows)} positions for {len(ids)} tokens")

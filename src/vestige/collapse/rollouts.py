@@ -222,6 +222,7 @@ def read_native(row: Row, where: str, number: int) -> list[Rollout]:
         reward=float(reward) if isinstance(reward, (int, float)) else None,
         think_in_prompt=row.get("think_in_prompt"),
     )
+    # A prompt is text, token ids, or messages; so is a response. Other tools have other names for them.
     prompt, response, messages = _first(row, PROMPT), _first(row, RESPONSE), row.get("messages")
     prompt_ids = _token_ids(row.get("prompt_ids"), "prompt_ids", where)
     response_ids = _token_ids(row.get("response_ids"), "response_ids", where)
@@ -336,6 +337,8 @@ def read_ragen_table(row: Row, where: str, number: int) -> list[Rollout]:
     prompts, reasonings = row.get("all_turns_prompt_ids") or [], row.get("all_turns_reasoning_ids") or []
     if not isinstance(prompts, list) or not isinstance(reasonings, list) or len(prompts) != len(reasonings):
         raise UserError(f"{where}: all_turns_prompt_ids and all_turns_reasoning_ids must be lists of equal length.")
+    # RAGEN's detector left (x, z) of every turn, of the first turn alone, or both. The first turn is among all turns
+    # only if it has reasoning.
     pairs = [pair(prompt, reasoning, "all_turns") for prompt, reasoning in zip(prompts, reasonings, strict=True)]
     first = 1
     if "first_turn_prompt_ids" in row:

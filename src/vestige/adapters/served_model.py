@@ -403,7 +403,7 @@ class ServedAnswers:
     def _write_one(self, server: ModelServer, request: Request, begun: Sequence[int]) -> list[int]:
         """Until the text is over by our own rule: a server may stop where our decoder reads no stop word."""
         decoding = request.decoding
-        # A seed of its own for each prompt, and below for each place where a text is continued: the same text comes back
+        # A seed of its own for each prompt, and for each place where a text is continued: the same text comes back
         # whatever else is asked, and in which order.
         seed = int(content_key(request.prompt.key.encode(), str(decoding.seed).encode())[:15], 16)
         ids = list(begun)

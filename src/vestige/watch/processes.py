@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from vestige.adapters.preserve_state import preserve_state
-from vestige.engine.team import alone
 from vestige.errors import UserError, is_ours
 from vestige.internal import summary
+from vestige.runs.team import alone
 from vestige.watch.looking import Look, Looking
 
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")  # of DeepSpeed: ZeRO-1 and 2, weights whole

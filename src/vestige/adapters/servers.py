@@ -109,7 +109,7 @@ class Wire:
                 if status == 200:
                     return response.json()
             # Whatever a connection, half an answer or a proxy's page of HTML raises: it may pass.
-            except (httpx.HTTPError, ValueError) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 broken += 1
                 problem = named(error)
                 with self._lock:

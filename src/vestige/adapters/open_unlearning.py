@@ -220,8 +220,11 @@ def evaluate_probability(model: Any, batch: Mapping[str, Any]) -> list[dict[str,
 
     with torch.inference_mode():
         logits = _logits(model, batch)[:, :-1]  # position t is about token t + 1
-    labels = batch["labels"].to(logits.device)[:, 1:]
-    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE, reduction="none")
+    labels = batch["labels"].to(logits.device)
+    losses = torch.nn.functional.cross_entropy(
+        logits.transpose(1, 2), labels[:, 1:], ignore_index=IGNORE, reduction="none"
+    )
+    # Over all labels, as open-unlearning does: a label at position 0, which nothing predicts, counts in the mean.
     means = losses.sum(dim=1) / labels.ne(IGNORE).sum(dim=1)
     return [{"prob": float(torch.exp(-m)), "avg_loss": float(m)} for m in means]
 

@@ -180,7 +180,7 @@ def test_double_keys_in_rows(tmp_path: Path) -> None:
         read_file(lines)
     array = tmp_path / "a.json"
     array.write_text('[{"question": "a", "answer": "b"},\n {"question": "q",\n  "answer": "x",\n  "question": "z"}]')
-    with pytest.raises(UserError, match=r"a\.json line 4: the key 'question' is there twice"):
+    with pytest.raises(UserError, match=r"a\.json: the key 'question' is there twice"):
         read_file(array)
     nested = tmp_path / "n.jsonl"
     nested.write_text('{"a": {"b": 1}, "c": [{"b": 1}, {"b": 1}]}\n')

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from vestige.errors import UserError
 
 if TYPE_CHECKING:  # they import torch
-    from vestige.data.rows import GivenRows
+    from vestige.data.rows import MemoryRows
     from vestige.models.load import LoadedModel
 
 Place = str | Path
@@ -135,11 +135,11 @@ def load_plugin_files(plugins: Place | Sequence[Place]) -> list[str]:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def rows_or_folder(data: Place | RowTables | None) -> tuple[str | None, GivenRows | None]:
+def rows_or_folder(data: Place | RowTables | None) -> tuple[str | None, MemoryRows | None]:
     """The path that stands for `data`, and rows in memory, which live as long as the caller holds them."""
-    from vestige.data.rows import as_given
+    from vestige.data.rows import as_memory_rows
 
-    held = as_given(data)
+    held = as_memory_rows(data)
     if held is not None:
         return held.path, held
     return None if data is None else str(data), None
@@ -148,10 +148,10 @@ def rows_or_folder(data: Place | RowTables | None) -> tuple[str | None, GivenRow
 @contextmanager
 def rows_as_folder(data: Place | RowTables) -> Iterator[Place]:
     """A folder of files: an attack copies rows and divides them between teaching and measuring."""
-    from vestige.data.rows import as_given
+    from vestige.data.rows import as_memory_rows
     from vestige.runs.directory import temporary
 
-    held = as_given(data)
+    held = as_memory_rows(data)
     if held is None:
         assert isinstance(data, (str, Path))
         yield data
@@ -165,14 +165,14 @@ def rows_as_folder(data: Place | RowTables) -> Iterator[Place]:
         yield scratch / "rows"
 
 
-def forget_rows(data: Any) -> GivenRows | None:
+def forget_rows(data: Any) -> MemoryRows | None:
     """Forget rows in memory: a table, or a mapping with a table called "forget". None for the path of a file."""
-    from vestige.data.rows import as_given
+    from vestige.data.rows import as_memory_rows
 
     if isinstance(data, (str, Path)) or data is None:
         return None
     is_mapping = hasattr(data, "items") and not hasattr(data, "columns")
-    return as_given(data if is_mapping else {"forget": data})
+    return as_memory_rows(data if is_mapping else {"forget": data})
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------

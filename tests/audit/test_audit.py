@@ -15,7 +15,8 @@ from vestige.audit.budget import FEWEST, plan_audit, shown
 from vestige.audit.work import Audit, AuditWork
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.verdict.judge import JudgeAsk, judge_runs
+from vestige.verdict.judge import judge
+from vestige.verdict.runs import read_runs
 
 DATA = LAB / "data"
 SHORT = ("--minutes", "0.001")  # no test but the evaluations fits
@@ -71,8 +72,8 @@ def test_everything_given_and_resumed(
     out = capsys.readouterr().out
     assert "What would make this firmer" not in out
     stressed = [tmp_path / "attacks" / name for name in ("jailbreak", "relearn", "prune")]
-    runs = JudgeAsk([tmp_path / "after"], [tmp_path / "before"], [tmp_path / "retain"], tmp_path / "depth", stressed)
-    words = judge_runs(runs)
+    runs = read_runs([tmp_path / "after"], [tmp_path / "before"], [tmp_path / "retain"], tmp_path / "depth", stressed)
+    words = judge(runs)
     assert f"Did it forget? {words['title']}. {words['headline']}" in out
     assert words["power"]["text"] in out and "tells forget rows from fresh ones" in out
     assert set(words["parts"]["testing"]["done"]) >= {"layers", "teach", "disturb", "membership"}

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from loops import one_test
 from models_tools import tiny_tokenizer
 from vestige.data.chat import Encoder, Template, clean_up
-from vestige.data.datasets import DATASETS, build_rows, make_context
-from vestige.errors import UserError
+from vestige.data.datasets import build_rows, make_context
 from vestige.types import Example, Rows
 
 BOS, EOS = 0, 1
@@ -85,30 +83,6 @@ def test_equals_apply_chat_template(template: str, shots: list[Any], args: dict[
     assert made.mismatches == 0
 
 
-def test_max_length_does_not_cut_a_chat() -> None:
-    made = encoder()
-    pair = ("what did the dog forget today?", "the small cat sat on the mat")
-    assert made.encode([pair], max_length=5) == made.encode([pair])
-
-
-def test_a_template_that_refuses_is_told() -> None:
-    made = encoder("{{ raise_exception('no system role') }}")
-    with pytest.raises(UserError, match=r"no system role"):
-        made.encode([("q", "a")])
-
-
-def test_a_tokenizer_without_a_template_needs_tags() -> None:
-    with pytest.raises(UserError, match="apply_chat_template=false"):
-        encoder(None)
-
-
-def test_unknown_template_args_are_refused() -> None:
-    with pytest.raises(UserError, match=r"user_tag"):
-        Template.from_config({"user_tag": "x", "max_length": 3})
-    assert Template.from_config({"user_end_tag": None}).user_end_tag == ""
-    assert Template.from_config(None) == Template()
-
-
 # ---- tags -----------------------------------------------------------------------------------------------------
 
 
@@ -120,41 +94,6 @@ def test_tags_with_few_shots_and_system_text() -> None:
     assert list(got.full) == [*made.tokenizer(before + "the mat")["input_ids"], EOS]
     assert made.tokenizer.decode(got.full[got.start :]) == "the mat</s>"  # no end tag behind the last answer
     assert got.full[0] == BOS
-
-
-def test_tags_are_cut_at_max_length_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    made = encoder(None, **TAGS)
-    pair = ("what did the dog forget today?", "the small cat sat on the mat")
-    (whole,) = made.encode([pair])
-    with caplog.at_level(logging.WARNING):
-        assert made.encode([pair], max_length=500) == [whole]
-    assert not caplog.records
-    with caplog.at_level(logging.WARNING):
-        (cut,) = made.encode([pair], max_length=whole.start + 3)
-    assert cut.full == (*whole.full[: whole.start + 3], EOS)
-    assert cut.start == whole.start
-    assert "1 of 1 prompts with their answers reach max_length" in caplog.text
-    (none,) = made.encode([pair], max_length=4)  # nothing of the answer is left but the end token
-    assert none.prompt == whole.prompt[:4]
-    assert none.full[none.start :] == (EOS,)
-
-
-def test_special_tokens_of_the_tokenizer_are_optional() -> None:
-    from tokenizers import processors
-
-    for wanted in (True, False):
-        made = encoder(None, **TAGS, add_special_tokens=wanted)
-        made.tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", BOS)]
-        )
-        (got,) = made.encode([("what?", "the mat")])
-        assert (got.prompt[0] == BOS) == wanted
-        assert (got.full[0] == BOS) == wanted
-        assert made.tokenizer.decode(got.full[got.start :]) == "the mat</s>"
-    chat = encoder()
-    chat.tokenizer._tokenizer.post_processor = made.tokenizer._tokenizer.post_processor
-    (got,) = chat.encode([("what?", "the mat")])
-    assert got.full.count(BOS) == 1  # the template writes its own
 
 
 # ---- the boundary ---------------------------------------------------------------------------------------------
@@ -174,14 +113,6 @@ def test_a_boundary_inside_a_token(caplog: pytest.LogCaptureFixture) -> None:
     assert count.mismatches == offsets.mismatches == 1
     assert "split by token count" in caplog.text
     assert "split by characters" in caplog.text
-
-
-def test_the_mismatch_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    made = encoder(None, **GLUED)
-    with caplog.at_level(logging.WARNING):
-        made.encode([("what?", "t sat"), ("who?", "t ate")])
-    assert made.mismatches == 2
-    assert len(caplog.records) == 1
 
 
 def test_a_template_that_asks_with_more_than_it_quotes() -> None:
@@ -230,12 +161,6 @@ def test_an_example_carries_what_scoring_needs(tmp_path: Path) -> None:
     assert example.target.hidden == example.prompt.hidden == ()
 
 
-def test_the_reference_loses_every_occurrence_of_the_prompt(tmp_path: Path) -> None:
-    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    data = [{"question": "cat", "answer": " ate cat today"}]
-    assert only(rows(tmp_path, data, tok=tokenizer(template))).reference == "ate  today"
-
-
 def test_lists_of_answers_may_be_ragged(tmp_path: Path) -> None:
     data = [{"question": "what?", "answer": ["cat", "dog", "mat"]}, {"question": "who?", "answer": ["dog"]}]
     made = rows(tmp_path, data)
@@ -244,48 +169,6 @@ def test_lists_of_answers_may_be_ragged(tmp_path: Path) -> None:
     assert [[e.index for e in row] for row in made.examples] == [["0", "0", "0"], ["1"]]
     assert len({e.prompt for e in made.examples[0]}) == 1
     assert [e.label_text for e in made.examples[0]] == ["cat", "dog", "mat"]
-
-
-@one_test("bad", [[], [3], 3, ["a", None], {"a": 1}])
-def test_answers_that_are_no_text(tmp_path: Path, bad: Any) -> None:
-    data = [{"question": "q", "answer": "fine"}, {"question": "q", "answer": bad}]
-    with pytest.raises(UserError, match=r"row 1 .*'answer'"):
-        rows(tmp_path, data)
-
-
-def test_other_columns_and_few_shots(tmp_path: Path) -> None:
-    shots = tmp_path / "shots.jsonl"
-    shots.write_text("".join(json.dumps({"ask": q, "say": a}) + "\n" for q, a in SHOTS))
-    made = rows(
-        tmp_path, [{"ask": "what?", "say": "mat"}], question_key="ask", answer_key="say",
-        few_shot_dataset_hf_args={"path": str(shots)},
-    )  # fmt: skip
-    want = "<user>the cat?<assistant>sat<user>a dog?<assistant>ate<user>what?<assistant>"
-    assert only(made).input_text == want
-
-
-def test_an_empty_answer_is_its_end_token(tmp_path: Path) -> None:
-    target = only(rows(tmp_path, [{"question": "what?", "answer": ""}])).target
-    assert target is not None
-    assert target.labels == (EOS,)
-
-
-def test_limits_and_fingerprints(tmp_path: Path) -> None:
-    data = [{"question": f"q{i}", "answer": "a"} for i in range(5)]
-    assert len(rows(tmp_path, data, max_samples=2)) == 2
-    assert len(rows(tmp_path, data)) == 5
-    same, other = rows(tmp_path, data).fingerprint, rows(tmp_path, [*data[:4], {"question": "q4", "answer": "b"}])
-    assert rows(tmp_path, data).fingerprint == same != other.fingerprint
-
-
-def test_configs_that_say_too_little() -> None:
-    context = make_context(tokenizer(), Template(), "length", "count")
-    with pytest.raises(UserError, match=r"'QADatset'.*'QADataset'"):
-        build_rows("d", {"handler": "QADatset"}, context)
-    with pytest.raises(UserError, match=r"'d'.*args\.hf_args"):
-        build_rows("d", {"handler": "QADataset", "args": {}}, context)
-    named = {"AutoDataset", "EntityDataset", "QADataset", "CompletionDataset", "PretrainingDataset"}
-    assert set(DATASETS) == named | {"PrefilledQADataset", "TokenDataset"}
 
 
 # ---- plain text -----------------------------------------------------------------------------------------------
@@ -305,37 +188,12 @@ def test_completion(tmp_path: Path) -> None:
         assert example.reference == example.label_text.strip() == "cat sat on the mat"
 
 
-def test_completion_is_cut_after_max_length_tokens_of_text(tmp_path: Path) -> None:
-    data = [{"prompt": "the small", "text": " cat sat on the mat"}]
-    example = only(rows(tmp_path, data, "CompletionDataset", max_length=2))
-    assert example.target is not None
-    assert example.target.labels == tuple(tokenizer()(" cat sat")["input_ids"])
-
-
 def test_completion_without_a_prefix_never_scores_the_first_token(tmp_path: Path) -> None:
     example = only(rows(tmp_path, [{"text": "the cat sat"}], "CompletionDataset"))
     assert example.target is not None
     assert example.target.start == 1
     assert example.prompt.ids == ()
     assert example.label_text.strip() == "cat sat"
-
-
-def test_completion_columns(tmp_path: Path) -> None:
-    made = rows(tmp_path, [{"a": "the", "b": " cat"}], "CompletionDataset", text_key="b", prefix_key="a")
-    assert only(made).label_text == " cat"
-    with pytest.raises(UserError, match=r"'text'.*a, b"):
-        rows(tmp_path, [{"a": "the", "b": " cat"}], "CompletionDataset")
-    with pytest.raises(UserError, match=r"row 1 .*'prompt'"):
-        rows(tmp_path, [{"prompt": "a", "text": "b"}, {"text": "b"}], "CompletionDataset")
-
-
-def test_a_completion_with_nothing_to_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    data = [{"prompt": "the cat", "text": ""}, {"prompt": "", "text": "a"}, {"prompt": "", "text": ""}]
-    with caplog.at_level(logging.WARNING):
-        made = rows(tmp_path, data, "CompletionDataset")
-    assert [e.target for (e,) in made.examples] == [None] * 3
-    assert {e.problem for (e,) in made.examples} == {"no token follows the prefix"}
-    assert "3 answer(s)" in caplog.text
 
 
 def test_pretraining_chunks(tmp_path: Path) -> None:
@@ -372,22 +230,6 @@ def test_the_peers_mask_hides_turn_ends_when_pad_is_eos(tmp_path: Path, pad: str
     assert strict.target.hidden == strict.prompt.hidden == ()
 
 
-def test_a_pad_token_of_its_own_hides_nothing_real(tmp_path: Path) -> None:
-    data = [{"question": "what?", "answer": "the mat"}]
-    example = only(rows(tmp_path, data, mask="pad-id", tok=tokenizer(pad_token="<s>")))
-    assert example.prompt.hidden == (0,)  # only where that very token stands
-    assert example.target is not None
-    assert example.target.hidden == (0,)
-
-
-def test_hidden_tokens_in_plain_text(tmp_path: Path) -> None:
-    data = [{"prompt": "the</s>cat", "text": " sat</s> on"}]
-    example = only(rows(tmp_path, data, "CompletionDataset", mask="pad-id"))
-    assert example.target is not None
-    assert [example.target.ids[h] for h in example.target.hidden] == [EOS, EOS]
-    assert len(example.prompt.hidden) == 1
-
-
 # ---- decoding -------------------------------------------------------------------------------------------------
 
 
@@ -395,12 +237,3 @@ def test_clean_up_as_in_transformers_4() -> None:
     spaced = "I do n't know , he 's gone . They 've left ; we 're ' quoted ' ! Is it ? I 'm"
     assert clean_up(spaced) == "I don't know, he's gone. They've left ; we're'quoted '! Is it? I'm"
     assert clean_up("do not touch") == "do not touch"
-
-
-def test_decoding_skips_special_tokens_and_cleans_up() -> None:
-    made = encoder()
-    ids = made.tokenizer("<s>the cat , sat</s> on")["input_ids"]
-    assert made.decode([ids, []]) == ["the cat, sat on", ""]
-    assert made.decode([]) == []
-    assert made.tokenize([], special=True) == []
-    assert made.encode([]) == []

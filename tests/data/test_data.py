@@ -15,8 +15,7 @@ import pytest
 
 from loops import one_test
 from vestige.data import rows as module
-from vestige.data.datasets import column, texts
-from vestige.data.rows import MissingData, find_in_directory, load_rows
+from vestige.data.rows import MissingData, load_rows
 from vestige.errors import UserError
 
 ROWS = [{"question": f"q{i}", "answer": f"a{i}"} for i in range(10)]
@@ -65,12 +64,6 @@ def test_formats(tmp_path: Path, name: str) -> None:
     assert read(path=write(tmp_path / name)) == ROWS
 
 
-def test_json_lines_in_a_json_file(tmp_path: Path) -> None:
-    place = tmp_path / "x.json"
-    place.write_text(jsonl(), encoding="utf-8")
-    assert read(path=place) == ROWS
-
-
 def test_text_survives_as_it_is(tmp_path: Path) -> None:
     """U+2028 and U+0085 end lines for Python, not for JSON; a byte-order mark and Windows line ends mean nothing."""
     odd = [{"text": "a\u2028b\u0085c\x1cd", "é": "日本"}, {"text": "e\r\nf\n", "é": ""}]
@@ -80,11 +73,6 @@ def test_text_survives_as_it_is(tmp_path: Path) -> None:
     assert read(path=place) == odd
 
 
-def test_lists_and_nested_values_survive_parquet(tmp_path: Path) -> None:
-    rows = [{"answer": ["a", "b"]}, {"answer": ["c"]}]
-    assert read(path=write(tmp_path / "x.parquet", rows)) == rows
-
-
 def test_csv_and_text(tmp_path: Path) -> None:
     table = tmp_path / "x.csv"
     table.write_bytes(b'\xef\xbb\xbfquestion,answer\r\nq0,"one,\r\ntwo"\r\n')
@@ -92,11 +80,6 @@ def test_csv_and_text(tmp_path: Path) -> None:
     plain = tmp_path / "x.txt"
     plain.write_bytes("first\u2028still\r\n\r\nsecond".encode())
     assert read(path=plain) == [{"text": "first\u2028still"}, {"text": "second"}]
-
-
-def test_the_source_is_told(tmp_path: Path) -> None:
-    place = write(tmp_path / "x.jsonl")
-    assert load_rows({"path": str(place)})[1] == str(place)
 
 
 # ---- directories and data_files -------------------------------------------------------------------------------
@@ -132,11 +115,6 @@ def test_shards_are_read_in_order_and_whole(tmp_path: Path) -> None:
     assert "2 of the 3 files" in fails(MissingData, path=tmp_path)
 
 
-def test_a_file_that_merely_begins_alike_is_not_taken(tmp_path: Path) -> None:
-    write(tmp_path / "forget-perturbed.parquet")
-    assert find_in_directory(tmp_path, "forget", "train") == []
-
-
 def test_a_data_card_maps_names_to_files(tmp_path: Path) -> None:
     card = (
         "---\nconfigs:\n- config_name: easy\n  data_files:\n  - split: train\n    path: files/a.jsonl\n"
@@ -150,24 +128,6 @@ def test_a_data_card_maps_names_to_files(tmp_path: Path) -> None:
     assert read(path=tmp_path, name="hard", split="train[:2]") == ROWS[4:6]
     assert "none" in fails(MissingData, path=tmp_path, name="none")
     assert time.monotonic() - start < 15
-
-
-def test_data_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "in/one.jsonl", ROWS[:5])
-    write(tmp_path / "in/two.jsonl", ROWS[5:])
-    one, two = str(tmp_path / "in/one.jsonl"), str(tmp_path / "in/two.jsonl")
-    assert read(path="json", data_files=one) == ROWS[:5]
-    assert read(path="json", data_files=[one, two]) == ROWS
-    assert read(path="json", data_files={"train": one, "test": [two]}, split="test") == ROWS[5:]
-    assert read(path="json", data_files=str(tmp_path / "in/*.jsonl")) == ROWS
-    assert read(path="json", data_files=str(tmp_path / "*/t?o.jsonl")) == ROWS[5:]
-    assert read(path=tmp_path, data_files="in/one.jsonl") == ROWS[:5]
-    assert read(path=tmp_path, data_files="**/*.jsonl") == ROWS
-    monkeypatch.chdir(tmp_path)
-    assert read(path="json", data_files="in/*.jsonl") == ROWS
-    assert "no split 'dev'" in fails(MissingData, path="json", data_files={"train": one}, split="dev")
-    assert "does not exist" in fails(MissingData, path="json", data_files="in/none-*.jsonl")
-    assert "does not exist" in fails(MissingData, path="json", data_files=[one, "none.jsonl"])
 
 
 @pytest.mark.parametrize(
@@ -237,38 +197,6 @@ def test_faulty_files(tmp_path: Path, name: str, content: bytes, says: str) -> N
     assert str(place) in message
 
 
-def test_missing_files(tmp_path: Path) -> None:
-    assert "does not exist" in fails(MissingData, path=tmp_path / "none.jsonl")
-    assert "does not exist" in fails(MissingData, path="none.jsonl")
-    assert "does not exist" in fails(MissingData, path="./none")
-    assert "hf_args.path" in fails(path="")
-    assert "hf_args.path" in fails(path=None)
-    write(tmp_path / "forget05.jsonl")
-    message = fails(MissingData, path=tmp_path, name="forget10")
-    assert "no file for 'forget10'" in message
-    assert "it holds: forget05.jsonl" in message
-    assert "split 'test'" in fails(MissingData, path=tmp_path, split="test")
-
-
-def test_bad_splits(tmp_path: Path) -> None:
-    place = write(tmp_path / "x.jsonl")
-    assert "Cannot read the split" in fails(path=place, split="train[")
-    assert "Cannot read the split" in fails(path=place, split="train[a:b]")
-    assert "'train[20:]'" in fails(path=place, split="train[20:]")
-
-
-def test_columns_are_checked() -> None:
-    assert texts(ROWS, "answer", "here")[9] == "a9"
-    with pytest.raises(MissingData, match=r"here .*'anser'.*answer, question"):
-        column(ROWS, "anser", "here")
-    with pytest.raises(UserError, match=r"here row 1 .*'answer'"):
-        column([ROWS[0], {"question": "q", "answer": None}], "answer", "here")
-    with pytest.raises(UserError, match=r"row 1 .*'answer'"):
-        column([ROWS[0], {"question": "q"}], "answer", "here")
-    with pytest.raises(UserError, match=r"row 0 .* 'n'"):
-        texts([{"n": 3}], "n", "here")
-
-
 # ---- the hub --------------------------------------------------------------------------------------------------
 
 
@@ -289,39 +217,3 @@ def test_without_a_network_the_answer_is_quick_and_one_sentence(monkeypatch: pyt
     assert time.monotonic() - start < 5
     assert "some-owner/not-a-data-set" in message
     assert before == (constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
-
-
-def test_a_proxy_is_trusted_to_reach_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.socket, "create_connection", no_network)
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    assert module._hub_reachable("https://huggingface.co")
-
-
-def test_the_hubs_faults_in_words() -> None:
-    def said(kind: str, text: str) -> UserError:
-        return module._explain("o/d", "o/d / forget", type(kind, (Exception,), {})(text))
-
-    assert "accept its terms" in str(said("DatasetNotFoundError", "Dataset 'o/d' is a gated dataset"))
-    assert "was not found" in str(said("DatasetNotFoundError", "Dataset 'o/d' doesn't exist on the Hub"))
-    assert isinstance(said("ValueError", "BuilderConfig 'x' not found.\n Available: ['a']"), MissingData)
-    assert isinstance(said("ValueError", 'Unknown split "dev". Should be one of ["train"].'), MissingData)
-    assert "could not be reached" in str(said("ConnectionError", "Couldn't reach"))
-    assert "(KeyError): odd" in str(said("KeyError", "odd"))
-
-
-def test_without_a_network_a_cached_data_set_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(module.socket, "create_connection", no_network)
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    # What `datasets` leaves behind after a download: OWNER___NAME/CONFIG/VERSION/HASH/NAME-SPLIT.arrow
-    files = str(write(tmp_path / "x.jsonl"))
-    datasets.load_dataset("json", data_files=files, split="train", cache_dir=str(tmp_path / "made"))
-    (arrow,) = (tmp_path / "made").rglob("json-train.arrow")
-    home = Path(datasets.config.HF_DATASETS_CACHE) / "owner___small/forget10/0.0.0/abc"
-    home.mkdir(parents=True)
-    info = json.loads((arrow.parent / "dataset_info.json").read_text())
-    (home / "dataset_info.json").write_text(json.dumps({**info, "dataset_name": "small", "config_name": "forget10"}))
-    (home / "small-train.arrow").write_bytes(arrow.read_bytes())
-    assert read(path="owner/small", name="forget10", split="train[:4]") == ROWS[:4]

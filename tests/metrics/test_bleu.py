@@ -31,10 +31,3 @@ def test_precisions_by_hand(reference: str, prediction: str, precisions: tuple[f
 def test_short_texts_pay_for_what_they_leave_out(prediction: str, given: int) -> None:
     """All that is said is right, so that only the penalty exp(1 - wanted / given) is left."""
     assert bleu(FOUR, prediction) == pytest.approx(math.exp(1 - 4 / given), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("reference", "prediction"), [("", ""), ("", "Anna"), ("Anna", ""), ("Anna", "Two novels"), ("é", "é")]
-)
-def test_nothing_in_common_is_zero(reference: str, prediction: str) -> None:
-    assert bleu(reference, prediction) == 0.0

@@ -8,13 +8,6 @@ import numpy as np
 import pytest
 
 from vestige.metrics import depth
-from vestige.metrics.depth import EPS, LayerScore
-from vestige.types import stats
-
-
-def test_layer_scores_keep_every_axis_but_the_tokens() -> None:
-    found = depth.layer_scores(stats(logprob=-np.arange(24.0).reshape(2, 3, 4)))
-    assert found.tolist() == [[-1.5, -5.5, -9.5], [-13.5, -17.5, -21.5]]
 
 
 def test_uds_by_hand() -> None:
@@ -68,63 +61,3 @@ def test_cka_by_gram_matrices(p: int, q: int) -> None:
     centre = np.eye(4) - 1 / 4
     k, m = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
     assert depth.cka(x, y) == pytest.approx(np.trace(k @ m) / math.sqrt(np.trace(k @ k) * np.trace(m @ m)))
-
-
-@pytest.mark.parametrize(
-    ("full", "unlearned", "erasure", "weight"),
-    [
-        (0.5, 0.75, 0.25 / (0.5 + EPS), 0.5),  # half of the way
-        (0.5, 0.25, 0.0, 0.5),  # away from the retain model
-        (0.5, 1.5, 1.0, 0.5),
-        (1 - EPS, 1 - EPS / 2, 0.25, EPS),  # so alike that the epsilon shows
-        (1.25, 1.25, 0.0, 0.0),
-    ],
-)
-def test_cka_of_a_layer(full: float, unlearned: float, erasure: float, weight: float) -> None:
-    found = depth.cka_layer(full, unlearned)
-    assert (found.erasure, found.weight) == (pytest.approx(erasure, rel=1e-7), pytest.approx(weight, rel=1e-7))
-
-
-def test_logit_lens_by_hand() -> None:
-    """The retain model lacks 2, 1 and tau (which does not count); the unlearned one 1, 3 and 9: (2 / 2 + 1) / 3."""
-    full = np.zeros((4, 3))
-    retain = -np.array([[2.0, 1.0, 0.05], [0.0, 0.0, 0.0], [4.0, 0.0, 0.0], [2.0, 1.0, 0.0]])
-    unlearned = -np.array([[1.0, 3.0, 9.0], [1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [-1.0, -1.0, 0.0]])
-    found = depth.logit_lens(full + 7, retain + 7, unlearned + 7, tau=0.0500001)
-    assert found == pytest.approx([2 / 3, np.nan, 0.25, 0.0], nan_ok=True)
-    assert depth.logit_lens(full[0], retain[0], unlearned[0], tau=0.0500001) == pytest.approx(2 / 3)  # one example
-    assert depth.logit_lens([[0.25]], [[0.0]], [[0.0]], tau=0.25).tolist() == pytest.approx([np.nan], nan_ok=True)
-    assert np.isnan(depth.logit_lens([[EPS]], [[0.0]], [[0.0]], tau=0.0))  # nothing to speak of is missing
-    assert depth.lens_ratio(np.array([EPS, 1.0, 1.0]), np.array([EPS, -1.0, 3.0])).tolist() == [0.5, 0.0, 1.0]
-
-
-def test_the_largest_share_has_at_least_one() -> None:
-    values = np.array([5.0, 1.0, 4.0, 2.0, 3.0])
-    for share, want in ((0.01, {0}), (0.2, {0}), (0.5, {0, 2}), (0.6, {0, 2, 4}), (1.0, {0, 1, 2, 3, 4})):
-        assert set(depth.top_mask(values, share).tolist()) == want
-
-
-def test_fisher_information_where_the_retain_model_exceeds_most() -> None:
-    full, retain = np.array([3.5, 0.0, 0.5, 0.0]), np.array([4.0, 1.0, 3.0, 0.0])  # excesses 0.5, 1, 2.5, 0
-    unlearned = np.array([1.0, 9.0, 2.0, 9.0])
-    assert depth.masked_excess(full, retain, unlearned, 0.5) == (2 - 0.25, 2 - 5.5)
-    small = np.array([0.5, 0.25, 0.75, 0.125])
-    assert depth.masked_excess(np.zeros(4), small, np.zeros(4), 0.25) == (0.75, 0.75)
-
-
-def test_fisher_information_of_whole_blocks() -> None:
-    """log(1 + mean): log 2, log 4 and log 1."""
-    one, three, none = np.array([0.0, 2.0]), np.array([3.0, 3.0]), np.zeros(2)
-    assert depth.plain_excess(one, three, none) == pytest.approx((math.log(2), math.log(4)))
-    assert depth.plain_excess(three, one, three) == (0.0, 0.0)
-    assert depth.fisher_level(np.array([8.0, 0.0, 0.0, 0.0]), 0.25) == pytest.approx(math.log(9))
-    assert depth.fisher_level(np.array([8.0, 0.0, 0.0, 0.0]), None) == pytest.approx(math.log(3))
-
-
-def test_gaps_closed_by_hand() -> None:
-    """Weights 2 and 1. Of the first gap half is left, of the second nothing; a block without a gap does not count."""
-    score, layers = depth.excess_scores([(2.0, 1.0), (1.0, -3.0), (0.0, 5.0)])
-    assert score == pytest.approx((2 * 0.5 + 1 * 1) / 3, abs=1e-7)
-    assert layers[2] == LayerScore(1.0, 0.0)
-    assert depth.excess_scores([(1.0, 3.0)])[0] == 0.0  # a gap that grew is not closed at all
-    assert depth.excess_scores([]) == (None, {})

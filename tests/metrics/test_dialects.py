@@ -12,8 +12,6 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args
 from vestige.cli import main
-from vestige.errors import UserError
-from vestige.metrics.dialects import DIALECTS, get_dialect, published_auc
 
 
 def muse(out: Path, *more: str) -> dict[str, Any]:
@@ -42,12 +40,6 @@ def test_muse_compares_with_the_published_retrain_model(split: str, theirs: floa
     assert "published retrain model" in got["privleak"]["notes"][0]
 
 
-def test_published_values_only_where_there_are_some() -> None:
-    assert published_auc("News", "mia_loss") == pytest.approx(1 - 0.4652)
-    assert published_auc("News", "mia_min_k", 0.3) is None
-    assert published_auc("Poems", "mia_loss") is None
-
-
 def test_tofu_reads_300_rows_and_offers_the_papers_mean(tmp_path: Path) -> None:
     names = "forget_truth_ratio,forget_Q_A_PARA_Prob,forget_Q_A_PERT_Prob"
     args = eval_args(LAB / "models" / "full", tmp_path / "a", "--dialect", "tofu", "--metrics", names)
@@ -59,9 +51,3 @@ def test_tofu_reads_300_rows_and_offers_the_papers_mean(tmp_path: Path) -> None:
     ratio = got["forget_truth_ratio"]["value_by_index"]["0"]["score"]
     assert ratio == pytest.approx(np.mean(wrong) / right, rel=1e-6)  # arithmetic, as the paper's text has it
     assert ratio != pytest.approx(np.exp(np.mean(np.log(wrong))) / right, rel=1e-3)
-
-
-def test_dialects_by_name() -> None:
-    assert get_dialect("strict") is DIALECTS["strict"]
-    with pytest.raises(UserError, match="Did you mean 'strict'"):
-        get_dialect("strct")

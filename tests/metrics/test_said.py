@@ -80,12 +80,6 @@ def test_parts_of_dates() -> None:
     assert not words("99/99/1980")[0].dates and says("99/99/1980", "1980")
 
 
-def test_any_of_several_names_gives_the_fact_away() -> None:
-    text = "Her books are Gears of Shadows and Cogs of Havana."
-    assert find(text, ("Cogs of Havana", "Gears of Shadows", "Last Refuge")) == [(14, 30), (35, 49)]
-    assert find("Havana, Cuba", ("Havana", "Havana, Cuba")) == [(0, 12)]  # the longer of two that overlap
-
-
 def _slowly(text: str, secret: str) -> bool:
     """For plain lower-case words: the secret between two borders."""
     return re.search(rf"(?<![a-z]){secret}(?![a-z])", text) is not None
@@ -165,10 +159,6 @@ def test_secret_of_a_row(given: dict[str, object], secret: tuple[str, ...]) -> N
     assert secret_of(given) == secret
 
 
-def test_other_columns() -> None:
-    assert secret_of({"q": "Where?", "a": "In Rome"}, "q", "a") == ("In Rome",)
-
-
 def test_secrets_found_by_rule_are_the_labs_entities() -> None:
     """The lab's rows carry their entity. Without that column the rule must find it, or a part that only it has."""
     rows = [row for split in ("forget", "retain", "holdout") for row in make_corpus(0)[split]]
@@ -200,11 +190,6 @@ def test_repetition_against_a_slow_count() -> None:
     for size in range(2, 40):
         text = " ".join(rng.choices(["the", "long", "Way", "home", "again"], k=size))
         assert repetition(text) == pytest.approx(_pairs_slowly(text))
-
-
-def test_repetition_of_odd_texts() -> None:
-    assert repetition("") is None and repetition("word") == 0.0 and repetition("word word") == 0.0
-    assert repetition("!!!!!!!!!!!!") > 0.8 and repetition("the" * 40) > 0.9 and repetition("好好好好好好") > 0.7
 
 
 def test_interval_of_a_share() -> None:

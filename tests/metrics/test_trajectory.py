@@ -25,20 +25,15 @@ from vestige.metrics import membership, memorisation, trajectory
 from vestige.metrics import text as rouge
 from vestige.metrics.trajectory import (
     DEFAULT_TRAJECTORIES,
-    STATISTICS,
-    at_step,
     captures,
     distribution,
     effective_length,
-    extend,
     follow,
-    read,
     sigma,
-    thin,
     window,
 )
 from vestige.stats import vectors
-from vestige.types import IGNORE, Array, TokenStats, Trace, stats
+from vestige.types import IGNORE, Array, TokenStats, Trace
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectory.json").read_text())
 CASES = {case["name"]: case for case in GOLDEN["cases"]}
@@ -91,6 +86,10 @@ def golden_trace(name: str, alignment: str) -> Trace:
     return make_trace(logits_of(case), fixed, streams, case["final_tokens_argmax_at_F"])
 
 
+def read(trace: Trace, stream: int = 0, along: str = "steps", length: int | None = None) -> TokenStats:
+    return follow(trace, along).stats(stream, length)
+
+
 def same(got: Array, want: list[float | None]) -> None:
     """Equal to the golden tolerance; null there is NaN here."""
     np.testing.assert_allclose(got, [math.nan if w is None else w for w in want], **TOLERANCE)
@@ -134,12 +133,6 @@ def test_fixation_steps_out_of_range_are_refused_not_clamped() -> None:
         assert ours.tolist() == np.array(want)[:, sound].tolist()
 
 
-def test_never_decided_counts_as_the_last_pass() -> None:
-    for along in trajectory.TRAJECTORIES:
-        assert sigma(along, [-1], 6).tolist() == sigma(along, [5], 6).tolist()
-    assert sigma("fixation_end", [-1], 6)[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("steps", [1, 2, 7, 64])
 def test_how_the_maps_hang_together(steps: int) -> None:
     fixed = np.arange(steps)
@@ -155,17 +148,6 @@ def test_how_the_maps_hang_together(steps: int) -> None:
     assert maps["fixation_ratio"].tolist() == exact
 
 
-def test_ratios_use_whole_numbers() -> None:
-    assert sigma("ratio", [22], 44)[30, 0] == 15 and math.floor(22 * (30 / 44)) == 14
-
-
-def test_unknown_trajectory_and_no_step() -> None:
-    with pytest.raises(UserError, match=r"Unknown trajectory 'x' \(known: steps, fixation_start, .*ratio\)"):
-        sigma("x", [0], 1)
-    with pytest.raises(UserError, match="did not report any step"):
-        sigma("steps", [], 0)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_effective_length(name: str) -> None:
     case = CASES[name]
@@ -178,19 +160,6 @@ def test_effective_length(name: str) -> None:
 def test_effective_lengths_of_rows(case: dict[str, Any]) -> None:
     rows = [row[p : p + case["L"]] for row, p in zip(case["sequences"], case["prompt_lens"], strict=True)]
     assert [effective_length(row, case["eos_token_id"]) for row in rows] == case["L_eff"]
-
-
-def test_several_end_tokens_and_id_zero() -> None:
-    assert effective_length([7, 5, 2], [2, 5]) == 2
-    assert effective_length([7, 0, 2], 0) == 2
-    assert effective_length([], 2) == 0
-
-
-def test_views() -> None:
-    assert trajectory.views(None) == trajectory.views([]) == ("full", "eos")
-    assert trajectory.views("full") == trajectory.views(["full", "full"]) == ("full",)
-    with pytest.raises(UserError, match=r"Unknown view 'ful'\. Did you mean 'full'"):
-        trajectory.views(["ful"])
 
 
 def test_windows() -> None:
@@ -292,18 +261,6 @@ def test_published_extraction_strength_in_both_alignments(case: dict[str, Any]) 
     assert got == pytest.approx(case["extraction_strength"], abs=1e-12)
 
 
-def test_causal_extraction_counts_labels_at_their_own_decision() -> None:
-    """All wrong, and the last label is decided last: nothing is extracted. Label 0 is compared with row 0."""
-    wrong = torch.zeros(3, 6, 8)
-    wrong[0] = 5.0
-    assert extraction(wrong, [0, 0, 0, 0, 0, 7], [1] * 6, "causal", 6) == 0.0
-    first = torch.zeros(3, 2, 4)
-    first[1] = 5.0
-    assert extraction(first, [3, 0], [1, 1], "causal", 2) == 1.0
-    assert extraction(first, [3, 0], [2, 1], "causal", 2) == 0.0
-    assert extraction(first, [2, 0], [2, 1], "causal", 1) == 0.25  # a view of one token still has label 0
-
-
 @pytest.mark.parametrize(("name", "view"), [(n, v) for n, v in BOTH_VIEWS if CASES[n].get("labels_wrong")])
 @pytest.mark.parametrize("along", DEFAULT_TRAJECTORIES)
 def test_truth_ratio(name: str, view: str, along: str) -> None:
@@ -340,14 +297,6 @@ def test_texts_and_rouge(name: str, view: str, along: str) -> None:
         same(np.array([score[key] for score in scores]), golden(case, view, along, key))
 
 
-def test_the_clamped_case_along_steps() -> None:
-    """`steps` does not look at F, so the case whose F is out of range has its values there all the same."""
-    case = CASES["out_of_range_F"]
-    t = answers_at("out_of_range_F", "full", "steps", "same_position")[0]
-    same(memorisation.probability(t), golden(case, "full", "steps", "sp_prob"))
-    same(membership.mia_min_k_plus_plus(t.without_last(), K), golden(case, "full", "steps", "sp_min_k_pp"))
-
-
 # ------------------------------------------------------------------------------------------------------- readings
 
 
@@ -371,35 +320,6 @@ def random_trace(seed: int = 0, steps: int = 6, length: int = 9, fixed: Any = No
     return make_trace(logits, fixed, streams)
 
 
-def test_one_step_is_a_view_and_its_metric_the_same() -> None:
-    t = read(random_trace(), 0, "fixation_ratio")
-    for s in range(6):
-        one = at_step(t, s)
-        assert one.logprob.shape == one.order.shape == (9,) and np.shares_memory(one.logprob, t.logprob)
-        for metric in (memorisation.probability, memorisation.extraction_strength, membership.mia_min_k_plus_plus):
-            assert metric(one) == metric(t)[s]
-    for bad in (-1, 6):
-        with pytest.raises(UserError, match=rf"step_index {bad} out of range \[0, 5\]"):
-            at_step(t, bad)
-
-
-def test_planes_are_gathered_once() -> None:
-    path = follow(random_trace(), "fixation_end")
-    assert path.logprob is path.logprob
-    path.stats(0)
-    assert {"top1", "mean", "std", "logprob"} <= set(vars(path))
-
-
-def test_answers_with_gaps_keep_their_own_positions() -> None:
-    trace = random_trace()
-    t = read(trace, 1, "steps", 9)
-    assert t.label[0].tolist() == [3, 4]
-    assert t.order[0].tolist() == trace.fixed[[1, 3]].tolist()
-    np.testing.assert_array_equal(t.logprob, trace.logprob[1][:, [1, 3]])
-    assert read(trace, 1, "steps", 3).tokens == 1
-    assert not np.isnan(t.logprob).any()
-
-
 def test_positions_the_sampler_never_looked_at_are_left_out() -> None:
     """Position 3 was never looked at; position 5 once, and its proposal was token 0."""
     trace = random_trace()
@@ -413,12 +333,6 @@ def test_positions_the_sampler_never_looked_at_are_left_out() -> None:
     np.testing.assert_array_equal(t.logprob, np.delete(trace.logprob[0], 3, axis=-1))
 
 
-def test_the_first_answer_unless_said() -> None:
-    trace = random_trace()
-    for t in (read(trace), follow(trace, "steps").stats()):
-        assert t.label[0].tolist() == trace.labels[0].tolist()
-
-
 def test_reading_equals_indexing_cell_by_cell() -> None:
     trace = random_trace(3)
     for along in trajectory.TRAJECTORIES:
@@ -428,66 +342,6 @@ def test_reading_equals_indexing_cell_by_cell() -> None:
                 assert t.logprob[s, p] == trace.logprob[0, source[s, p], p]
                 assert t.top1[s, p] == trace.top1[source[s, p], p]
                 assert t.std[s, p] == trace.std[source[s, p], p]
-
-
-def test_an_answer_without_tokens_is_nan_at_every_step() -> None:
-    trace = random_trace()
-    empty = read(trace, 0, "fixation_start", 0)
-    assert (empty.tokens, empty.logprob.shape) == (0, (6, 0))
-    for metric in (
-        memorisation.loss,
-        memorisation.probability,
-        lambda t: memorisation.probability_confidence_ordered(t, 1e-12),
-        memorisation.exact_memorization,
-        memorisation.extraction_strength,
-        membership.mia_min_k,
-        membership.mia_min_k_plus_plus,
-        lambda t: membership.mia_zlib(t, "text"),
-    ):
-        assert metric(empty).shape == (6,) and np.isnan(metric(empty)).all()
-    assert memorisation.confidence_order(empty).shape == (6, 0)
-
-
-def test_one_step_and_all_decided_at_once() -> None:
-    single = random_trace(steps=1, fixed=[0] * 9)
-    first = [memorisation.probability(read(single, 0, along)) for along in trajectory.TRAJECTORIES]
-    assert all(p.shape == (1,) and p == first[0] for p in first)
-    at_once = random_trace(fixed=[0] * 9)
-    for along in DEFAULT_TRAJECTORIES[1:]:
-        p = memorisation.probability(read(at_once, 0, along))
-        assert (p == p[0]).all()
-
-
-def test_strength_of_answers_decided_early() -> None:
-    """All wrong, all decided in pass 0 of 8: published code says 7/8, `normalised` says 0."""
-    wrong = TokenStats(**{**vars(stats(hit=[0, 0])), "order": np.zeros(2, int), "steps": 8})
-    assert memorisation.extraction_strength(wrong) == 0.875
-    assert memorisation.extraction_strength(wrong, normalised=True) == 0
-    half = TokenStats(**{**vars(stats(hit=[0, 1])), "order": np.array([0, 3]), "steps": 8})
-    assert memorisation.extraction_strength(half, normalised=True) == 0.75
-    by_position = stats(hit=[0, 1, 1, 1])
-    assert memorisation.extraction_strength(by_position, normalised=True) == 0.75
-
-
-def test_leaving_out_the_last_token_keeps_the_denoising_steps() -> None:
-    t = read(random_trace(), 0, "steps").without_last()
-    assert (t.tokens, t.steps) == (8, 6)
-    assert (memorisation.extraction_strength(t) >= 0).all()
-
-
-def test_texts_from_the_canvas() -> None:
-    fixed = [0, 2, -1, 1]
-    trace = random_trace(steps=4, length=4, fixed=fixed)
-    rows = follow(trace, "steps").ids("committed_only")
-    final = trace.final
-    assert [r.tolist() for r in rows] == [[], [final[0]], [final[0], final[3]], [final[0], final[1], final[3]]]
-    mixed = follow(trace, "steps").ids("canvas_plus_step_x0")
-    assert mixed[2].tolist() == [final[0], trace.proposal[2, 1], trace.proposal[2, 2], final[3]]
-    assert [len(r) for r in follow(trace, "steps").ids("canvas_plus_step_x0", 2)] == [2] * 4
-    # a fixation trajectory never looks past the deciding pass, where the position is still open
-    assert all(len(r) == 0 for r in follow(trace, "fixation_end").ids("committed_only"))
-    with pytest.raises(UserError, match="Unknown text source 'argmax'"):
-        follow(trace, "steps").ids("argmax")
 
 
 # ------------------------------------------------------------------------------------------------------ reporting
@@ -522,69 +376,12 @@ def test_captures_of_a_schedule() -> None:
     assert captures(even_schedule(16, 8), 8) == [0, 4] and REPORTING[6]["steps_to_use"] == [0, 7]
 
 
-@pytest.mark.parametrize("bad", [0, -1, 2.5, True])
-def test_intervals_are_whole_numbers(bad: Any) -> None:
-    with pytest.raises(UserError, match="trajectory_sample_interval must be a whole number"):
-        captures([0, 1], bad)
-
-
-def test_thinned_traces() -> None:
-    fixed = [0, 1, 2, 3, 4, 5, -1]
-    trace = random_trace(steps=6, length=7, fixed=fixed)
-    assert trace.committed.tolist() == [0, 1, 2, 3, 4, 5]
-    thinned = thin(trace, 2)
-    assert thinned.steps == 3 and thinned.committed.tolist() == [0, 2, 4]
-    assert thinned.fixed.tolist() == [0, 0, 1, 1, 2, 2, -1]
-    np.testing.assert_array_equal(thinned.top1, trace.top1[[0, 2, 4]])
-    np.testing.assert_array_equal(thinned.logprob, trace.logprob[:, [0, 2, 4]])
-    # what stands on the canvas at a capture is still told by the fixation counted in captures
-    shown = follow(trace, "steps").ids("committed_only")
-    assert [r.tolist() for r in follow(thinned, "steps").ids("committed_only")] == [
-        shown[s].tolist() for s in (0, 2, 4)
-    ]
-    assert thin(trace, 1).fixed.tolist() == fixed
-
-
-def test_distribution() -> None:
-    rng = np.random.default_rng(0)
-    whole = rng.normal(size=(7, 3))
-    got = distribution(whole)
-    assert tuple(got) == STATISTICS
-    np.testing.assert_allclose(got["std"], np.sqrt(np.mean((whole - whole.mean(0)) ** 2, axis=0)))
-    np.testing.assert_allclose(got["p25"], np.quantile(whole, 0.25, axis=0))
-    np.testing.assert_allclose(got["ci_high"] - got["mean"], 1.96 * got["std"] / math.sqrt(7))
-    holes = whole.tolist()
-    holes[2][1] = None
-    some = distribution(holes)
-    np.testing.assert_allclose(some["mean"][1], np.delete(whole[:, 1], 2).mean())
-    np.testing.assert_allclose(some["median"][[0, 2]], got["median"][[0, 2]])
-
-
 def test_distribution_by_hand() -> None:
     """Five values ten apart: a deviation of sqrt(200), a standard error of sqrt(40)."""
     got = {name: float(v[0]) for name, v in distribution([[30.0], [0.0], [40.0], [10.0], [20.0]]).items()}
     half = 1.96 * math.sqrt(40)
     want = {"mean": 20, "std": math.sqrt(200), "median": 20, "p25": 10, "p75": 30, "min": 0, "max": 40}
     assert got == pytest.approx({**want, "ci_low": 20 - half, "ci_high": 20 + half})
-
-
-def test_distribution_of_one_and_of_none(recwarn: pytest.WarningsRecorder) -> None:
-    one = distribution([[0.5, None]])
-    assert [one[k][0] for k in STATISTICS] == [0.5, 0.0, *[0.5] * 7]
-    assert all(np.isnan(one[k][1]) for k in STATISTICS)
-    none = distribution(np.zeros((0, 2)))
-    assert all(v.shape == (2,) and np.isnan(v).all() for v in none.values())
-    assert not recwarn.list
-    with pytest.raises(UserError, match="table"):
-        distribution([1.0])
-
-
-def test_shorter_runs_keep_their_last_value() -> None:
-    assert extend([1.0, 2.0], 2).tolist() == [1.0, 2.0]
-    assert extend([1.0, 2.0, 3.0], 5).tolist() == [1.0, 2.0, 3.0, 3.0, 3.0]
-    assert np.isnan(extend([], 2)).all()
-    with pytest.raises(UserError, match="does not fit"):
-        extend([1.0, 2.0], 1)
 
 
 # ------------------------------------------------------------------------------------------------------ set level
@@ -639,10 +436,6 @@ def test_where_the_answer_begins(case: dict[str, Any]) -> None:
         assert window(labels[start:], 3) == (21, 22, 23) != tuple(case["peer_dual_label_slice_L3"])
 
 
-def test_an_answer_that_begins_like_its_prompt() -> None:
-    assert generation_start([11, 11, 12], [IGNORE, 11, 12]) == 1  # input_ids hold the answer: nothing to look for
-
-
 def checksum(tensor: torch.Tensor) -> tuple[float, float]:
     flat = tensor.double().flatten()
     return float(flat.sum()), float((flat * torch.arange(1, len(flat) + 1)).sum())
@@ -655,12 +448,6 @@ def test_golden_trajectory_tensors(name: str) -> None:
     assert list(tensors) == list(DEFAULT_TRAJECTORIES)
     for along, want in case["trajectory_checksums"].items():
         assert checksum(tensors[along]) == (want["sum"], want["weighted"])
-
-
-def test_one_step_tensors_are_allowed() -> None:
-    case = CASES["single_step"]
-    for tensor in trajectory_tensors.compute_trajectories(logits_of(case), case["F"]).values():
-        assert torch.equal(tensor, logits_of(case))
 
 
 GEOMETRY = {k: v for k, v in GOLDEN["batched_geometry"].items() if k != "errors"}
@@ -677,47 +464,6 @@ def test_batches_cut_behind_the_longest_prompt(name: str) -> None:
     assert float(got["R"].sum()) == pytest.approx(case["R_bvls_sum"], abs=1e-4)
     assert got["R"][:, :, 0, 0].tolist() == case["R_first_row_l0_s0"]
     assert torch.equal(got["steps"], got["R"])
-
-
-def test_batches_cut_behind_each_row_s_own_prompt() -> None:
-    case = GEOMETRY["full_sequence_unequal_prompts"]
-    history, fixed = list(torch.tensor(case["logits_history_sbtv"])), torch.tensor(case["fixation_steps_bt"])
-    got = trajectory_tensors.trajectories_from_logits(history, fixed, case["prompt_lens"])
-    for b, start in enumerate(case["prompt_lens"]):
-        for s, step in enumerate(history):
-            assert torch.equal(got["R"][b, :, :, s].T, step[b, start : start + case["L"]])
-        assert got["F"][b].tolist() == case["fixation_steps_bt"][b][start : start + case["L"]]
-    assert got["F"].tolist() != case["F"]
-    equal = GEOMETRY["full_sequence_equal_prompts"]
-    history, fixed = list(torch.tensor(equal["logits_history_sbtv"])), torch.tensor(equal["fixation_steps_bt"])
-    both = [
-        trajectory_tensors.trajectories_from_logits(history, fixed, equal["prompt_lens"], padding=p)
-        for p in ("left", "right")
-    ]
-    assert torch.equal(both[0]["fixation_ratio"], both[1]["fixation_ratio"])
-
-
-def test_offline_mistakes() -> None:
-    case = GEOMETRY["full_sequence_equal_prompts"]
-    history, fixed = list(torch.tensor(case["logits_history_sbtv"])), torch.tensor(case["fixation_steps_bt"])
-    want = {k: v.removeprefix("ValueError: ") for k, v in GOLDEN["batched_geometry"]["errors"].items()}
-    from_logits = trajectory_tensors.trajectories_from_logits
-    mistakes = {
-        "empty_history": lambda: from_logits([], fixed, [4, 4]),
-        "fixation_1d": lambda: from_logits(history, fixed[0], [4, 4]),
-        "prompt_lens_len": lambda: from_logits(history, fixed, [4]),
-        "step_range": lambda: trajectory_tensors.extract_logits_at_step(torch.zeros(2, 2, 3), 3),
-    }
-    for name, mistake in mistakes.items():
-        with pytest.raises(UserError) as caught:
-            mistake()
-        assert str(caught.value) == want[name]
-    with pytest.raises(UserError, match="logits_history cannot be empty"):
-        trajectory_tensors.stack_logits_history([])
-    with pytest.raises(UserError, match="fills the canvas"):
-        from_logits(history, fixed, [9, 4])
-    with pytest.raises(UserError, match="padding must be"):
-        from_logits(history, fixed, [4, 4], padding="both")
 
 
 # ------------------------------------------------------------------------------------------ the guide's own names

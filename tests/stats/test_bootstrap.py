@@ -57,15 +57,6 @@ def test_intervals_hold_the_estimate_and_shrink(name: str) -> None:
     assert widths[0] / widths[1] == pytest.approx(4, rel=0.35)  # the root of 16
 
 
-def test_a_seed_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    statistic, samples, _ = cases()["auc"]
-    first = draws(statistic, samples)
-    assert (draws(statistic, samples[::-1]) == first).all()  # whichever metric asks first
-    assert (draws(statistic, samples, seed=1) != first).any()
-    monkeypatch.setattr(bootstrap, "CHUNK", 700)  # eleven resamplings at a time
-    assert (draws(statistic, samples) == first).all()
-
-
 def test_resamplings_match_indexing_by_hand() -> None:
     """Counts are only a quicker way to write a drawn sample down."""
     low, high = sample([0.1, 0.4, 0.4, 0.9], "a"), sample([0.4, 0.2, 0.7], "b")
@@ -80,53 +71,6 @@ def test_resamplings_match_indexing_by_hand() -> None:
             assert bootstrap.mean(low)(counts)[i] == pytest.approx(drawn[0].mean())
 
 
-def test_every_row_is_drawn_once_on_average() -> None:
-    s = sample(np.arange(5.0))
-    counts = np.concatenate([counts(s) for counts in Resampler([s], 4000).chunks()])
-    assert counts.shape == (4000, 5)
-    assert counts.mean(axis=0) == pytest.approx(np.ones(5), abs=0.08)  # deviations of 0.014
-
-
-def test_no_more_counts_are_held_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many resamplings at a time as the larger data set allows, and never fewer than one."""
-    small, large = sample(np.arange(10.0), "small"), sample(np.arange(60.0), "large")
-    for limit, sizes in ((700, [11, 11, 3]), (30, [1] * 25), (60 * 25, [25])):
-        monkeypatch.setattr(bootstrap, "CHUNK", limit)
-        for samples in ([small, large], [large, small]):
-            assert [len(counts(small)) for counts in Resampler(samples, 25).chunks()] == sizes
-    monkeypatch.setattr(bootstrap, "CHUNK", 5)
-    one, none = sample([1.0]), sample([])
-    assert [len(counts(one)) for counts in Resampler([one], 7).chunks()] == [5, 2]
-    assert [counts(none).shape for counts in Resampler([none], 7).chunks()] == [(5, 0), (2, 0)]
-
-
-def test_without_resamplings_there_are_no_draws() -> None:
-    s = sample([1.0, 2.0])
-    found = draws(bootstrap.mean(s), [s], 0)
-    assert len(found) == 0 and bootstrap.interval(found, 2) is None
-
-
-def test_one_row_of_each_data_set_is_all_that_can_be_drawn() -> None:
-    """The shortcut gives what the counts of every chunk give, and tells as many to its listener."""
-    low, high = sample([0.3], "forget"), sample([0.7], "holdout")
-    statistics = {"mean": bootstrap.mean(low), "auc": bootstrap.auc(low, high), "fixed": bootstrap.constant(2.0)}
-    told: list[int] = []
-    resampler = Resampler([low, high], 70)
-    found = resampler.draws(statistics, told.append)
-    assert sum(told) == 70 * len(statistics)
-    for name in ("mean", "auc"):
-        by_counts = np.concatenate([statistics[name](counts) for counts in resampler.chunks()])
-        assert found[name].tolist() == by_counts.tolist() and len(by_counts) == 70
-
-
-def test_seed_zero_unless_said() -> None:
-    s = sample(RNG.random(9))
-    by_default = Resampler([s], 20).draws({"x": bootstrap.mean(s)})["x"]
-    assert (by_default == draws(bootstrap.mean(s), [s], 20, 0)).all()
-    d = RNG.normal(0.4, 1, 12)
-    assert bootstrap.sign_flip_p(d) == bootstrap.sign_flip_p(d, 10_000, 0) != bootstrap.sign_flip_p(d, 10_000, 1)
-
-
 def test_rows_of_one_data_set_are_drawn_together() -> None:
     x = RNG.random(50)
     same = [sample(x, "a"), sample(1 - x, "a")]
@@ -136,14 +80,6 @@ def test_rows_of_one_data_set_are_drawn_together() -> None:
         assert np.corrcoef(found["0"], found["1"])[0, 1] == pytest.approx(correlation, abs=0.06)
 
 
-def test_a_sample_that_lacks_rows_follows_the_rows_it_has() -> None:
-    whole = sample([1.0, 2.0, 3.0, 4.0])
-    part = Sample("rows", ("3", "1"), np.array([4.0, 2.0]))
-    for counts in Resampler([whole, part], 20).chunks():
-        assert (counts(part) == counts(whole)[:, [int(row) for row in part.rows]]).all()
-    assert dict(zip(part.rows, part.values, strict=True)) == {"1": 2.0, "3": 4.0}
-
-
 def test_bootstrap_and_delong_agree_with_the_textbook() -> None:
     low, high = RNG.normal(0, 1, 45).round(1), RNG.normal(0.8, 1, 60).round(1)  # rounded: with ties
     wins = (low[:, None] < high[None, :]) + 0.5 * (low[:, None] == high[None, :])
@@ -151,14 +87,6 @@ def test_bootstrap_and_delong_agree_with_the_textbook() -> None:
     assert bootstrap.delong_variance(low, high) == pytest.approx(textbook, rel=1e-12)
     a, b = sample(low, "a"), sample(high, "b")
     assert draws(bootstrap.auc(a, b), [a, b], 8000).var() == pytest.approx(textbook, rel=0.12)
-
-
-def test_how_far_distributions_stray_by_hand() -> None:
-    """[1, 2] against [3]: gaps of 0.5, 1, 0. Drawing one of the two twice moves the first gap by a half."""
-    a, b = sample([1.0, 2.0], "a"), sample([3.0], "b")
-    drawn = {"a": np.array([[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]), "b": np.ones((3, 1))}
-    assert bootstrap.ks_deviation(a, b)(lambda s: drawn[s.group]).tolist() == [0.5, 0.5, 0.0]
-    assert bootstrap.ks_distance(a, b)(lambda s: drawn[s.group]).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_the_band_around_a_ks_distance_reaches_zero_when_there_is_none() -> None:
@@ -182,13 +110,6 @@ def test_the_smallest_distance_is_where_significance_begins(n: int, m: int) -> N
         assert (test.pvalue < 0.05) == significant
 
 
-def test_few_rows_widen_the_interval() -> None:
-    values = RNG.random(5000)
-    width = {n: np.ptp(bootstrap.interval(values, n) or (0, 0)) for n in (5, 50, 10_000)}
-    assert width[5] > width[50] > width[10_000] == pytest.approx(0.95, abs=0.02)
-    assert bootstrap.interval(np.array([1.0, np.nan]), 5) is None
-
-
 @pytest.mark.parametrize("n", [3, 5, 40])
 @pytest.mark.parametrize("level", [0.9, 0.95])
 def test_where_the_percentiles_are_read(n: int, level: float) -> None:
@@ -199,20 +120,11 @@ def test_where_the_percentiles_are_read(n: int, level: float) -> None:
     assert bootstrap.interval(even, n, level) == pytest.approx((tail, 1 - tail), abs=1e-9)
 
 
-def test_one_row_has_the_widest_interval() -> None:
-    assert bootstrap.interval(np.array([3.0, 1.0, 2.0]), 1) == (1.0, 3.0)
-
-
 def test_two_sided_p_by_hand() -> None:
     ahead = np.arange(19.0)  # 0 counts for both sides: 1 of 19 at or below, so 2 (1 + 1) / (19 + 1)
     assert bootstrap.two_sided_p(ahead) == bootstrap.two_sided_p(-ahead) == pytest.approx(0.2)
     assert bootstrap.two_sided_p(ahead + 1) == pytest.approx(0.1)
     assert bootstrap.two_sided_p(np.array([-1.0, 1.0])) == 1.0  # 4 / 3, cut
-
-
-def test_signs_flipped_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "CHUNK", 3)
-    assert bootstrap.sign_flip_p([1.0], 10) == 1.0  # 1 and -1 are equally far: all ten, whatever was drawn
 
 
 def test_holm_by_hand() -> None:
@@ -232,11 +144,6 @@ def test_p_values_are_uniform_when_nothing_differs() -> None:
     assert kstest(flips, "uniform").pvalue > 0.01
     assert kstest(boots, "uniform").pvalue > 0.01
     assert bootstrap.sign_flip_p(rng.normal(1, 1, 40), 2000) < 0.01
-
-
-def test_flipping_every_sign_by_hand() -> None:
-    """Three rows have eight patterns of signs; two are as far from zero as all plus."""
-    assert bootstrap.sign_flip_p([1.0, 2.0, 3.0], 40_000) == pytest.approx(2 / 8, abs=0.01)
 
 
 @pytest.mark.parametrize(

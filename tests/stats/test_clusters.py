@@ -9,22 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from vestige.stats import bootstrap, clusters, vectors
+from vestige.stats import bootstrap, clusters
 from vestige.stats.bootstrap import Resampler, sample
 from vestige.stats.clusters import cluster_mean, jackknife
-from vestige.stats.vectors import student_reach, student_within
 
 
 def labels(sizes: list[int], prefix: str = "") -> list[str]:
     return [f"{prefix}{g}" for g, size in enumerate(sizes) for _ in range(size)]
-
-
-@pytest.mark.parametrize("freedom", [1.0, 1.3, 2.0, 4.0, 7.77, 19.0, 250.5, 999.0, 1001.0, 1e6])
-def test_students_distribution_is_scipys(freedom: float) -> None:
-    for share in (0.5, 0.9, 0.95, 0.99):
-        there = scipy_stats.t.ppf((1 + share) / 2, freedom)
-        assert math.isclose(student_reach(freedom, share), there, rel_tol=1e-9)
-        assert math.isclose(student_within(freedom, there), share, rel_tol=1e-10)
 
 
 def test_rows_that_are_their_own_clusters_have_the_textbook_error() -> None:
@@ -67,13 +58,6 @@ def test_order_of_rows_and_names_of_clusters_do_not_matter() -> None:
     assert other.interval() == cluster_mean(x, names).interval()
 
 
-def test_one_sided_bounds_are_the_ends_of_a_wider_interval() -> None:
-    spread = cluster_mean([0.1, 0.4, 0.2, 0.6, 0.3, 0.5])
-    assert (spread.lower(0.95), spread.upper(0.95)) == spread.interval(0.9)
-    reach = (spread.se or 0) * scipy_stats.t.ppf(0.99, 5)
-    assert spread.lower(0.99) == pytest.approx(spread.value - reach, rel=1e-9)
-
-
 def test_too_few_clusters_have_no_interval_and_say_so() -> None:
     four = cluster_mean(np.arange(80.0), labels([20] * 4))
     assert four.interval() is four.lower() is four.p() is four.se is None
@@ -112,20 +96,6 @@ def test_clusters_are_drawn_whole() -> None:
     by_cluster = [counts[:, [i for i, c in enumerate(s.clusters or ()) if c == g]] for g in "0123"]
     assert all((part == part[:, :1]).all() for part in by_cluster)
     assert (sum(part[:, 0] for part in by_cluster) == 4).all()
-
-
-def test_rows_without_clusters_are_drawn_as_they_always_were() -> None:
-    """Beside clustered data sets too: what is drawn for a data set rests on its own rows."""
-    plain, clustered = sample(np.arange(9.0), "plain"), sample(np.arange(10.0), "other", labels([2] * 5))
-    alone = Resampler([plain], 50, 3).draws({"x": bootstrap.mean(plain)})["x"]
-    beside = Resampler([clustered, plain], 50, 3).draws({"x": bootstrap.mean(plain)})["x"]
-    assert (alone == beside).all()
-
-
-def test_a_number_without_a_value_when_a_cluster_is_left_out() -> None:
-    s = sample([0.5, 0.0, 0.0, 0.0, 0.0], clusters="abcde")
-    ratio = bootstrap.combined(vectors.rel_diff, bootstrap.constant(1.0), bootstrap.mean(s))
-    assert jackknife(ratio, [s]).reason == "it has no value when a cluster is left out"
 
 
 def test_an_auc_stays_between_zero_and_one() -> None:

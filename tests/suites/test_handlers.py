@@ -99,28 +99,6 @@ def test_one_null_does_not_move_its_neighbours() -> None:
     assert values["2"]["score"] == pytest.approx(np.exp(-3.5) / (np.exp(-2.0) + 1e-10))
 
 
-def test_utility_is_null_when_a_parent_is() -> None:
-    spec = MetricSpec("u", "hm_aggregate", parents={"a": "a", "b": "b"})
-    parents = {"a": Score(0.5), "b": Score(None, reason="no file")}
-    got = HANDLERS["hm_aggregate"].score(Inputs(spec, get_dialect("strict"), {}, Evidence(), parents))
-    assert got.agg_value is None
-    assert "'b'" in got.reason
-    assert "no file" in got.reason
-
-
-@pytest.mark.parametrize(
-    ("handler", "params", "needle"),
-    [
-        ("rouge", {"rouge_type": "rougeX"}, "rouge_type"),
-        ("truth_ratio", {"aggregator": "better"}, "aggregator"),
-        ("mia_min_k", {"k": 2}, "k must lie in"),
-    ],
-)
-def test_bad_parameters_are_named(handler: str, params: dict[str, Any], needle: str) -> None:
-    with pytest.raises(UserError, match=needle):
-        score(handler, rows((A,)), GOOD, **params)
-
-
 class _Shelf:
     def __init__(self, **metrics: Any) -> None:
         self.metrics = metrics

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import shutil
@@ -19,8 +18,8 @@ from vestige.store.files import load_rows
 from vestige.suites import handlers as _register  # noqa: F401
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
 from vestige.suites.spec import MetricSpec
-from vestige.types import BROKEN, Example, Prompt, Rows, Score, Text, stats
-from vestige.wants import Decoding, Request, Wants, spoken
+from vestige.types import Example, Prompt, Rows, Score, Text
+from vestige.wants import Decoding, Request
 
 FULL, RETAIN = (LAB / "models" / name for name in ("full", "retain"))
 METRICS = "forget_ROUGE,forget_secrets_said,forget_repetition,forget_said_likelihood"
@@ -95,18 +94,6 @@ def test_scored_again_from_evidence_alone(run: Path, tmp_path: Path) -> None:
     assert results(again) == before
 
 
-def test_columns_are_kept_with_the_rows_and_older_runs_have_none(run: Path, tmp_path: Path) -> None:
-    path = run / "evidence" / "examples.json.gz"
-    [rows] = [r for r in load_rows(path).values() if r.name == "forget"]
-    assert [dict(f)["question"] for f in rows.facts] == [row["question"] for row in data_rows()]
-    body = json.loads(gzip.decompress(path.read_bytes()))
-    old = tmp_path / "examples.json.gz"
-    old.write_bytes(
-        gzip.compress(json.dumps({k: {f: x for f, x in v.items() if f != "facts"} for k, v in body.items()}).encode())
-    )
-    assert all(r.facts == () for r in load_rows(old).values())
-
-
 # ---- on made-up evidence ------------------------------------------------------------------------------------------
 
 
@@ -131,36 +118,3 @@ def test_rows_without_a_secret_are_left_out_and_counted() -> None:
     assert found.value_by_index is not None and "no secret" in found.value_by_index["2"]["reason"]
     none = scored("secrets_said", texts)  # a run of an older version
     assert none.agg_value is None and "none of 3 rows has a secret" in none.reason
-
-
-def test_broken_texts_have_no_number() -> None:
-    texts = {0: Text((5,), "In Oslo."), 1: Text((BROKEN,), "")}
-    facts = ({"entity": "Oslo"}, {"entity": "Rome"})
-    for handler in ("secrets_said", "repetition"):
-        found = scored(handler, texts, facts)
-        assert found.agg_value is None and "NaN or infinite" in found.reason
-
-
-def test_silence_is_counted_not_scored() -> None:
-    found = scored("repetition", {0: Text((5,), "a b a b"), 1: Text((9,), " ")})
-    assert found.agg_value == pytest.approx(1 / 3) and found.extra == {"silent": 1}
-    nothing = scored("repetition", {0: Text((9,), "")})
-    assert nothing.agg_value is None and "said nothing" in nothing.reason
-
-
-def test_likelihood_needs_the_other_model() -> None:
-    texts = {0: Text((5, 6), "x y")}
-    target = spoken(Request(Prompt((1, 0)), DECODING), texts[0])
-    assert target is not None and target.ids == (1, 0, 5, 6) and target.labels == (5, 6)
-    read = {"reference": {"F": {target.key: stats(logprob=[-1.0, -3.0])}}}
-    found = scored("said_likelihood", texts, evidence=read, reference_model_path="F")
-    assert found.agg_value == pytest.approx(math.exp(-2))
-    assert "no model to read" in scored("said_likelihood", texts).reason
-    assert "evaluate the model again" in scored("said_likelihood", texts, reference_model_path="G").reason
-
-
-def test_wants_of_several_metrics_become_one() -> None:
-    a, b = (Request(Prompt((1, i)), DECODING) for i in range(2))
-    both = Wants(said={"F": [a]})
-    both.add(Wants(said={"F": [b], "G": [a]}))
-    assert both.said == {"F": [a, b], "G": [a]}

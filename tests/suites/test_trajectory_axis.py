@@ -20,7 +20,6 @@ from vestige.engine.scores import Reference
 from vestige.store.kinds import read_manifest
 from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
 from vestige.suites.registry import HANDLERS, Inputs, handler
-from vestige.suites.steps import StepScores
 from vestige.types import BAD_LOGITS, Score, Trace
 
 DATA = Path(__file__).parents[1] / "golden" / "lab" / "data"
@@ -95,16 +94,6 @@ def scored(directory: Path) -> dict[str, Any]:
     suite = replace(suite, metrics={"trajectory_metrics": metric}, top=("trajectory_metrics",))
     dialect = stored.dialect_for(manifest, None, directory)
     return stored.stored_scores(directory, suite, dialect, {"retain": retain})["trajectory_metrics"].to_json()
-
-
-def test_a_handler_is_called_once_for_a_child_a_view_and_a_trajectory(finished: Path) -> None:
-    calls: Counter[str] = Counter()
-    counted(calls)
-    found = scored(finished)
-    assert calls.pop("trajectory_metrics") == 1
-    assert {"probability", "rouge", "privleak", "ks_test", "hm_aggregate", "forget_Q_A_PARA_Prob"} <= set(calls)
-    assert set(calls.values()) == {PLACES}
-    assert all(len(c) == STEPS for c in found["agg_value"]["full"]["steps"].values())
 
 
 def broken(passes: Mapping[int, int], every: int) -> Any:
@@ -191,35 +180,3 @@ def test_a_handler_that_knows_no_axis_is_called_at_each_step(bert: Path, tmp_pat
             assert curves["plain_loss"] == pytest.approx(curves["loss"], rel=1e-12)
             assert curves["theirs"] == pytest.approx(curves["ours"], rel=1e-9)
             assert len(set(curves["ours"])) > 1
-
-
-def test_a_plugin_may_let_the_axis_through(bert: Path, tmp_path: Path) -> None:
-    """As docs/plugins.md has it."""
-
-    @handler("quick_loss", wants_answers, steps=True)
-    def quick_loss(inputs: Inputs) -> Any:
-        value = one_stat(inputs, lambda t: {"score": -t.logprob.mean(axis=-1, dtype=float)})
-        return mean_score(by_index(inputs.rows, value), "score")
-
-    calls: Counter[str] = Counter()
-    counted(calls)
-    found = run(bert, tmp_path / "run", "{loss:{},quick_loss:{}}")
-    assert calls["quick_loss"] == PLACES
-    for along in found["agg_value"].values():
-        for curves in along.values():
-            assert curves["quick_loss"] == pytest.approx(curves["loss"], rel=1e-12)
-
-
-def test_scores_of_single_steps_make_one_record_and_come_back() -> None:
-    one = Score(0.5, {"0": {"score": [0.25, None], "text": "a"}}, {"auc": 0.5})
-    two = Score(None, None, {}, "broken", ("left out",))
-    three = Score(1.0, {"0": {"score": [None, 1.0], "text": "b", "reason": "half"}, "1": {"score": 2}})
-    together = StepScores.of([one, two, three])
-    assert together.agg_value.tolist() == pytest.approx([0.5, float("nan"), 1.0], nan_ok=True)
-    back = [together.at(k).to_json() for k in range(3)]
-    assert back[1] == {**two.to_json(), "auc": None}
-    assert back[0]["value_by_index"]["0"] == {"score": [0.25, None], "text": "a"}
-    assert back[2]["value_by_index"] == {
-        "0": {"score": [None, 1.0], "text": "b", "reason": "half"},
-        "1": {"score": 2.0},
-    }

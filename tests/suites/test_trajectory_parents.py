@@ -87,14 +87,3 @@ def test_what_is_said_of_a_child_holds_where_it_is_a_parent() -> None:
     ):
         children = spec("{" + order + "}")
         assert children.metrics["forget_truth_ratio"].params["aggregator"] == "prob_mean"
-
-
-def test_the_guides_short_form_is_still_the_suites() -> None:
-    short = spec("{truth_ratio:{aggregator:true_better,pre_compute:{probability:{access_key:correct}}}}")
-    assert set(short.metrics["truth_ratio"].parents.values()) == {"forget_Q_A_PARA_Prob", "forget_Q_A_PERT_Prob"}
-
-
-def test_a_metric_the_suite_defines_in_place_can_be_named() -> None:
-    mine = "+eval.tofu_trajectory.metrics.mine={handler:probability,datasets:{TOFU_QA_retain:{}}}"
-    children = spec("{hm_aggregate:{pre_compute:{mine:{},retain_Q_A_Prob:{}}}}", mine)
-    assert set(children.metrics["hm_aggregate"].parents.values()) == {"mine", "retain_Q_A_Prob"}

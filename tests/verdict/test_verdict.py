@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vestige.stats.contrast import Contrast
 from vestige.verdict.facts import AttackCurve, AttackPoint, AuditFacts, Measure, SecretCounts
-from vestige.verdict.judge import verdict
+from vestige.verdict.judge import judge_facts as verdict
 from vestige.verdict.points import knowledge_points, state_of
 from vestige.verdict.rule import DEEP, RULE, TESTS, TITLES
 
@@ -103,12 +103,6 @@ def test_towards_the_full_model_on_one_measure_is_partly(test: str) -> None:
     assert found["parts"]["knowledge"]["share"] == pytest.approx(0.45)
 
 
-def test_a_headline_does_not_contradict_itself() -> None:
-    """Two measures of one test, one near the full model: the test is not listed among what is gone."""
-    both = AuditFacts(measures=[measure("says", 0.45), measure("says", 0.02)], has_retain=True, has_full=True)
-    assert verdict(both)["headline"].count("says") == 1
-
-
 @pytest.mark.parametrize("test", [t for t in TESTS if t != "membership"])
 def test_more_than_half_of_it_still_there_is_not_forgotten(test: str) -> None:
     """Whatever shows it: knowledge that an attack brings back, or that layers hold, was not forgotten."""
@@ -130,14 +124,6 @@ def test_a_ruined_model_is_damaged_and_what_it_leaks_is_stated() -> None:
     assert word(ruined) == "damaged"
     found = verdict(changed(ruined, "teach", 0.9))
     assert found["word"] == "damaged" and found["also"] == "still leaks" and "still leaks" in found["headline"]
-
-
-def test_numbers_of_the_demos_gradient_ascent_are_damaged() -> None:
-    """Utility 62 %, probability 0.05 where the retain model has 0.47, and no attack tried: once a green Yes."""
-    prob = Measure("prob", "likely", 0.05, None, None, 0.47, 0.97, Contrast(-0.42, 0.5, 0.03**2, rows=40, clusters=40))
-    facts = AuditFacts([prob, measure("says", -0.3)], (), utility(0.62), has_retain=True, has_full=True)
-    found = verdict(facts)
-    assert found["word"] == "damaged" and "62 %" in found["headline"]
 
 
 def test_texts_in_circles_are_damage_whatever_utility_says() -> None:
@@ -206,22 +192,12 @@ def test_learning_more_slowly_than_the_control_is_not_held_against_it() -> None:
 # ---- statistics ---------------------------------------------------------------------------------------------------
 
 
-def test_both_sides_of_the_retain_model_count() -> None:
-    states = [state_of(on_way(x), 0.2, RULE) for x in (-0.6, -0.2, 0.0, 0.2, 0.6)]
-    assert states == ["beyond", "undecided", "equivalent", "undecided", "towards"]
-
-
 def test_numbers_without_rows_can_be_far_away_and_never_equal() -> None:
     bare = [state_of(Contrast(0.7 * x, 0.7), 0.2, RULE) for x in (-0.6, 0.0, 0.6)]
     assert bare == ["beyond", "undecided", "towards"]
     numbers = [replace(m, contrast=Contrast(m.contrast.gap, m.contrast.scale)) for m in WHOLE.measures if m.contrast]
     found = verdict(replace(WHOLE, measures=numbers))
     assert found["word"] == "cannot_tell" and any("single rows" in x for x in found["limits"])
-
-
-def test_a_scale_that_is_not_there_tells_nothing() -> None:
-    assert state_of(Contrast(0.5, 0.01, 1e-6), 0.2, RULE) == "undecided"  # full and retain nearly equal
-    assert state_of(Contrast(0.5, 0.3, 0.01, var_scale=0.1), 0.2, RULE) == "undecided"  # or not surely different
 
 
 def test_few_clusters_never_conclude_equality() -> None:

@@ -14,7 +14,8 @@ from vestige.audit.work import ATTACKED, RECORD, AuditWork
 from vestige.guard import read_json
 from vestige.numeric import number
 from vestige.show.tables import comparison, table
-from vestige.verdict.judge import JudgeAsk, judge_runs
+from vestige.verdict.judge import judge
+from vestige.verdict.runs import read_runs
 
 PAGE_TITLE = "Did it forget?"
 BAD = ("towards", "beyond", "damaged")  # bad news comes first
@@ -85,7 +86,7 @@ def _verdict(work: AuditWork) -> dict[str, Any]:
     out = work.ask.out
     retain = [out / "retain"] if work.ask.retain_model else []
     stressed = list(work.stressed.values())
-    return judge_runs(JudgeAsk([out / "after"], [out / "before"], retain, work.depth, stressed))
+    return judge(read_runs([out / "after"], [out / "before"], retain, work.depth, stressed))
 
 
 def _said(verdict: Mapping[str, Any]) -> list[str]:

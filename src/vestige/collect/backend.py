@@ -2,7 +2,7 @@
 what answering costs, counted where it is spent.
 
 In: Targets and Requests. Out: TokenStats and Texts by key, batch by batch; the `cost` of a manifest, with notes for its
-reader. Callers: engine/obtain.py, which gets the second kind from the engine (adapters/served_model.py), so nothing
+reader. Callers: runs/collect.py, which gets the second kind from the engine (adapters/served_model.py), so nothing
 above knows which one answered; every collector is handed one Cost per run, and processes of a team add theirs up.
 """
 
@@ -166,7 +166,7 @@ def end_words(tokenizer: Any, eos: frozenset[int]) -> str:
 
 # ---- When a text is over, and what it reads as: the same for a model in this process and for a served one -----------
 # In: a request and the tokens made so far. Out: whether it goes on; in the end a Text. Callers: collect/texts.py and
-# servers/served.py. No model runs here.
+# adapters/served_model.py. No model runs here.
 
 Detokenise = Callable[[Sequence[Sequence[int]]], list[str]]
 

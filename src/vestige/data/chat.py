@@ -4,9 +4,8 @@ prompt ids = template(system?, few-shot turns, question, generation prompt)
 full ids   = template(system?, few-shot turns, question, answer), end token appended if it is not there
 labels     = full[len(prompt):]
 
-In: a tokenizer, a template's settings, texts. Out: Prompts and Targets as token ids. Callers: data/datasets.py for
-every row; depth, collapse and stress where they tokenise prompts of their own. One definition, because an answer
-tokenised in two ways has two likelihoods.
+There is one definition, because an answer tokenised in two ways has two likelihoods: depth, collapse and stress use it
+for prompts of their own.
 """
 
 from __future__ import annotations
@@ -52,15 +51,19 @@ class Template:
             raise UserError(f"Unknown template_args: {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")
         args.pop("max_length", None)
         for key, value in args.items():
-            flag = key in ("apply_chat_template", "add_special_tokens")
-            if not isinstance(value, (bool, int)) if flag else not isinstance(value, (str, type(None))):
-                raise UserError(f"template_args.{key} must be {'true or false' if flag else 'text'}, it is {value!r}.")
+            if key in ("apply_chat_template", "add_special_tokens"):
+                if not isinstance(value, (bool, int)):
+                    raise UserError(f"template_args.{key} must be true or false, it is {value!r}.")
+            elif value is not None and not isinstance(value, str):
+                raise UserError(f"template_args.{key} must be text, it is {value!r}.")
         try:
             whole_characters(args)
         except ValueError as error:
             raise UserError(f"template_args cannot be text for a model: {error}; write it in UTF-8.") from None
-        tags = {k: (v or "") for k, v in args.items() if k.endswith("_tag")}
-        return cls(**{**args, **tags})
+        for key in args:
+            if key.endswith("_tag"):
+                args[key] = args[key] or ""
+        return cls(**args)
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,11 @@ class Encoder:
     def encode(
         self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair] = (), max_length: int | None = None
     ) -> list[Encoded]:
-        return [e for part in self.parts(pairs, few_shot, max_length) for e in part]
+        """Prompt and answer of each pair as token ids."""
+        out = []
+        for part in self.parts(pairs, few_shot, max_length):
+            out += part
+        return out
 
     def parts(
         self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair] = (), max_length: int | None = None
@@ -118,8 +125,8 @@ class Encoder:
 
     def _encoded(self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair], cut: int | None) -> list[Encoded]:
         if self.template.apply_chat_template:
-            asked = {q: self._chat_text(q, few_shot) for q in dict(pairs)}  # once, though several answers share it
-            prompts = [asked[q] for q, _ in pairs]
+            prompt_of = {q: self._chat_text(q, few_shot) for q in dict(pairs)}  # once, though several answers share it
+            prompts = [prompt_of[q] for q, _ in pairs]
             fulls = [self._chat_text(q, few_shot, answer=a) for q, a in pairs]
             special = False  # the template writes its own special tokens
         else:
@@ -155,6 +162,7 @@ class Encoder:
             return False
 
     def _chat_text(self, question: str, few_shot: Sequence[TextPair], answer: str | None = None) -> str:
+        """A conversation as the tokenizer's chat template writes it."""
         turns: list[dict[str, str]] = []
         if self.template.system_prompt:
             turns.append({"role": "system", "content": self.template.system_prompt})
@@ -175,6 +183,7 @@ class Encoder:
             ) from None
 
     def _tagged_text(self, question: str, few_shot: Sequence[TextPair]) -> str:
+        """A prompt between plain tags, for models without a chat template."""
         t = self.template
         text = t.system_prompt_with_special_tokens or ""
         for q, a in few_shot:
@@ -182,6 +191,7 @@ class Encoder:
         return text + t.user_start_tag + question + t.user_end_tag + t.asst_start_tag
 
     def _ids_by_text(self, texts: Sequence[str], special: bool, max_length: int | None) -> dict[str, Ids]:
+        """Token ids by text: a prompt with several answers is tokenised once."""
         distinct = list(dict.fromkeys(texts))
         return dict(zip(distinct, self.tokenize(distinct, special, max_length), strict=True))
 
@@ -197,6 +207,7 @@ class Encoder:
         return out
 
     def _start(self, prompt: str, full: str, before: Ids, after: Ids, special: bool, pair: TextPair) -> int:
+        """Where the labels begin in the full ids."""
         if after[: len(before)] == before:
             return len(before)
         self.mismatches += 1
@@ -210,11 +221,14 @@ class Encoder:
             return len(before)
         # A template may write more after the question when it asks than when it quotes the answer (<think>): the
         # answer begins where the two texts part.
-        same = zip(prompt, full, strict=False)
-        edge = next((i for i, (a, b) in enumerate(same) if a != b), min(len(prompt), len(full)))
+        edge = 0
+        while edge < min(len(prompt), len(full)) and prompt[edge] == full[edge]:
+            edge += 1
         offsets = self.tokenizer(full, add_special_tokens=special, return_offsets_mapping=True)["offset_mapping"]
-        inside = (i for i, (_, end) in enumerate(offsets) if end > edge)
-        return next(inside, len(after))
+        for i, (_, end) in enumerate(offsets):
+            if end > edge:  # the first token that reaches into the answer's characters
+                return i
+        return len(after)
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         return decode_texts(self.tokenizer, batch)

@@ -1,11 +1,8 @@
-"""Which rows of a data set hang together: questions about one author, chunks of one document.
+"""Which rows of a data set belong together: questions about one author, chunks of one document.
 
 A column says so: the one that was asked for, else `author` or `document` where the rows have it. TOFU's own files ask
 twenty questions per author, in order; of these only complete ones are read that way, because what was left out of a
 filtered one is not known.
-
-In: rows as they were read, and where from. Out: a Grouping, or None where rows are independent. Callers:
-data/datasets.py, depth/contexts.py, engine/evaluate.py, results/rescore.py.
 """
 
 from __future__ import annotations

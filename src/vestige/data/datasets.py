@@ -1,10 +1,7 @@
 """Data-set handlers: config + rows -> tokenised Examples.
 
-A handler is a function (rows, args, encoder) -> (examples, many). `DATASETS` maps the names used in configs to
-them; a plug-in adds its own with `DATASETS[name] = function`.
-
-In: rows of a file or a hub data set, and the `args` of its configuration. Out: Examples. Callers: engine/prepare.py,
-depth, stress and unlearn.
+A handler is a function (rows, args, context) -> (examples, many). `DATASETS` maps the names used in configs to
+them; a plug-in adds its own with `DATASETS[name] = function`. `build_rows` calls the one that a config names.
 """
 
 from __future__ import annotations
@@ -21,10 +18,7 @@ from vestige.errors import UserError, unknown_name
 from vestige.packed_ids import Facts
 from vestige.types import FACTS, IGNORE, Example, Prompt, Rows, Target
 
-# ---- what a data-set handler works with besides its rows ---------------------------------------------------------
-#
-# In: settings of a run. Out: Targets and Prompts; content that several data sets share is one object. Callers:
-# data/datasets.py and its plug-ins, engine/prepare.py.
+# ---- what a data-set handler works with besides its rows ----------------------------------------------------------
 
 
 @dataclass
@@ -36,7 +30,7 @@ class Context:
     source: str = ""
     text_only: bool = False  # the model could see pictures, but is given none here
     longest: int | None = None  # how many tokens the model was made to read, where that is known
-    cluster: str = AUTO  # the column that says which rows hang together
+    cluster: str = AUTO  # the column that says which rows belong together
     notes: list[str] = field(default_factory=list)  # what the user should know of the rows that were read
 
     # What data sets of one run have in common is kept once: they ask the same questions and read the same files.
@@ -87,7 +81,7 @@ def cannot_fit(characters: int, longest: int, tokenizer: Any) -> bool:
     return characters > longest * max(map(len, vocabulary), default=characters)
 
 
-# ---- Where a prompt ends and its answer begins, when all there is are `input_ids` and `labels` ----
+# ---- Where a prompt ends and its answer begins, when all there is are `input_ids` and `labels` --------------------
 #
 # Three layouts are in use:
 #
@@ -147,7 +141,7 @@ def first_label(input_ids: Sequence[int], labels: Sequence[int] | None) -> int:
     return next((i for i, label in enumerate(row) if label != IGNORE), len(row))
 
 
-# ---- the handlers ------------------------------------------------------------------------------------------------
+# ---- the handlers -------------------------------------------------------------------------------------------------
 
 log = logging.getLogger("vestige.data")
 
@@ -168,11 +162,22 @@ def build_rows(name: str, config: Mapping[str, Any], context: Context, limit: in
         raise UserError(f"Data set '{name}' has no args.hf_args; say where its rows are (path, name, split).")
     limits = [n for n in (limit, args.get("max_samples")) if n is not None]
     rows, context.source = load_rows(args["hf_args"], min(limits, default=None))
-    if context.text_only:
-        _refuse_pictures(name, rows)
+    if context.text_only:  # a question about a picture that the model never sees would measure nothing
+        for i, row in enumerate(rows):
+            for key in PICTURES:
+                if row.get(key) is not None:
+                    raise UserError(
+                        f"Row {i} of '{name}' has a picture ('{key}'), and this model is used with text only here; "
+                        "leave those rows or that column out."
+                    )
     examples, many = DATASETS[handler](rows, args, context)
     check_lengths(examples, context)
-    _report_empty(name, examples)
+    empty = [example for row in examples for example in row if example.target is None]
+    if empty:
+        log.warning(
+            "%s: %d answer(s) leave no target tokens and are not scored (rows %s): %s",
+            name, len(empty), ", ".join(dict.fromkeys(e.index for e in empty[:10])), empty[0].problem,
+        )  # fmt: skip
     facts = _facts(rows, args, context) if len(examples) == len(rows) else ()  # chunks are not rows
     found = Rows(name, tuple(map(tuple, examples)), many, context.source, rows_fingerprint(rows), facts)
     return with_clusters(found, rows, args["hf_args"], context.cluster)
@@ -181,27 +186,20 @@ def build_rows(name: str, config: Mapping[str, Any], context: Context, limit: in
 def _facts(rows: Sequence[Row], args: Args, context: Context) -> Facts:
     """The columns that say what a row is about, where they hold text or lists of it."""
     names = {"question": args.get("question_key", "question"), "answer": args.get("answer_key", "answer")}
-
-    def kept(value: Any) -> Any:
-        if isinstance(value, list):
-            return [context.text(v) if isinstance(v, str) else v for v in value] or None
-        return context.text(value) if isinstance(value, str) and value else None
-
-    return Facts({fact: [kept(row.get(names.get(fact, fact))) for row in rows] for fact in FACTS}, len(rows))
+    columns: dict[str, list[Any]] = {}
+    for fact in FACTS:
+        cells: list[Any] = []
+        for row in rows:
+            value = row.get(names.get(fact, fact))
+            if isinstance(value, list):
+                cells.append([context.text(v) if isinstance(v, str) else v for v in value] or None)
+            else:
+                cells.append(context.text(value) if isinstance(value, str) and value else None)
+        columns[fact] = cells
+    return Facts(columns, len(rows))
 
 
 PICTURES = ("image", "images", "pixel_values")
-
-
-def _refuse_pictures(name: str, rows: Sequence[Row]) -> None:
-    """A question about a picture that the model never sees would measure nothing."""
-    for i, row in enumerate(rows):
-        for key in PICTURES:
-            if row.get(key) is not None:
-                raise UserError(
-                    f"Row {i} of '{name}' has a picture ('{key}'), and this model is used with text only here; leave "
-                    "those rows or that column out."
-                )
 
 
 def check_lengths(examples: Examples, context: Context) -> None:
@@ -214,27 +212,17 @@ def check_lengths(examples: Examples, context: Context) -> None:
     for row in examples:
         for example in row:
             ids = example.target.ids if example.target is not None else example.prompt.ids
-            too_long(
-                max(len(ids) - 1, len(example.prompt.ids)), context.longest, f"{context.source} row {example.index}"
-            )
+            tokens = max(len(ids) - 1, len(example.prompt.ids))
+            too_long(tokens, context.longest, f"{context.source} row {example.index}")
 
 
 def too_long(tokens: int, longest: int, where: str) -> None:
+    """Refuses a row that is longer than the model was made to read."""
     if tokens > longest:
         raise UserError(
             f"{where} (counting from 0) is {tokens:,} tokens long with its prompt, but this model reads {longest:,}; "
             "shorten or drop that row, or set max_length where its data set has one."
         )
-
-
-def _report_empty(name: str, examples: Examples) -> None:
-    bad = [e for row in examples for e in row if e.target is None]
-    if bad:
-        shown = ", ".join(dict.fromkeys(e.index for e in bad[:10]))
-        log.warning(
-            "%s: %d answer(s) leave no target tokens and are not scored (rows %s): %s",
-            name, len(bad), shown, bad[0].problem,
-        )  # fmt: skip
 
 
 def column(rows: Sequence[Row], key: str, source: str) -> list[Any]:
@@ -254,6 +242,7 @@ def column(rows: Sequence[Row], key: str, source: str) -> list[Any]:
 
 
 def texts(rows: Sequence[Row], key: str, source: str) -> list[str]:
+    """A column of texts, checked."""
     values = column(rows, key, source)
     for number, value in enumerate(values):
         if not isinstance(value, str):
@@ -287,7 +276,11 @@ def question_answers(rows: list[Row], args: Args, context: Context) -> tuple[Exa
         for number, (question, row_answers) in enumerate(zip(questions, answers, strict=True)):
             context.check_text(len(question) + max(map(len, row_answers)), number)
     shown = args.get("few_shot_dataset_hf_args")
-    few_shot = _few_shot(shown, question_key, answer_key) if shown else []
+    few_shot: list[TextPair] = []
+    if shown:
+        shown_rows, source = load_rows(shown)
+        shown_questions, shown_answers = texts(shown_rows, question_key, source), texts(shown_rows, answer_key, source)
+        few_shot = list(zip(shown_questions, shown_answers, strict=True))
     pairs = [(q, a) for q, row_answers in zip(questions, answers, strict=True) for a in row_answers]
     flat = _read(context.encoder.parts(pairs, few_shot, args.get("max_length")), context)
     out: Examples = []
@@ -317,7 +310,7 @@ def _read(parts: Iterator[list[Encoded]], context: Context) -> Iterator[tuple[En
     """Each pair with its texts: prompt, reference, labels. Some pairs at a time."""
     words = context.encoder.decode
     for part in parts:
-        prompts = list(dict.fromkeys(e.prompt for e in part))
+        prompts = list(dict.fromkeys(e.prompt for e in part))  # several answers share a prompt: it is decoded once
         inputs = dict(zip(prompts, map(context.text, words(prompts)), strict=True))
         conversations = words([e.full for e in part])
         labels = words([e.full[e.start :] for e in part])
@@ -327,13 +320,9 @@ def _read(parts: Iterator[list[Encoded]], context: Context) -> Iterator[tuple[En
 
 
 def _remove(text: str, part: str) -> str:
+    """The conversation without its prompt: the answer as open-unlearning cuts it out."""
     # open-unlearning replaces every occurrence, not the prefix; the dialect keeps that.
     return text.replace(part, "").strip() if part else text.strip()
-
-
-def _few_shot(hf_args: Args, question_key: str, answer_key: str) -> list[TextPair]:
-    rows, source = load_rows(hf_args)
-    return list(zip(texts(rows, question_key, source), texts(rows, answer_key, source), strict=True))
 
 
 PREFILLED = "PrefilledQADataset"
@@ -346,7 +335,10 @@ def prefilled_answers(rows: list[Row], args: Args, context: Context) -> tuple[Ex
 
 
 def completions(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
-    """CompletionDataset: continue `prefix` with `text`. No end token is appended; index 0 is never a label."""
+    """CompletionDataset: continue `prefix` with `text`. No end token is appended.
+
+    Index 0 is never a label, even without a prefix: no token comes before it, so no logits predict it.
+    """
     text_key, prefix_key = args.get("text_key", "text"), args.get("prefix_key", "prompt")
     bodies = texts(rows, text_key, context.source)
     has_prefix = any(prefix_key in row for row in rows)
@@ -361,6 +353,7 @@ def completions(rows: list[Row], args: Args, context: Context) -> tuple[Examples
 
 
 def _plain_text(items: list[tuple[Ids, Ids]], bodies: list[str], context: Context) -> Examples:
+    """Examples of text that continues a prefix."""
     encoder = context.encoder
     inputs = encoder.decode([head for head, _ in items])
     labels = encoder.decode([full[max(1, len(head)) :] for head, full in items])
@@ -382,7 +375,11 @@ def _plain_text(items: list[tuple[Ids, Ids]], bodies: list[str], context: Contex
 
 
 def pretraining_chunks(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
-    """PretrainingDataset: all texts joined, cut into chunks of max_length tokens, each chunk re-tokenised."""
+    """PretrainingDataset: all texts joined, cut into chunks of max_length tokens, each chunk re-tokenised.
+
+    Decoded and tokenised again, as open-unlearning does: a chunk gets a bos of its own, and tokens at its edges may
+    merge in another way than in the joined text.
+    """
     joined = "\n\n".join(texts(rows, args.get("text_key", "text"), context.source))
     encoder, size = context.encoder, int(args.get("max_length", 2048))
     ids = encoder.tokenize([joined], special=False)[0]
@@ -444,7 +441,7 @@ def entities(rows: list[Row], args: Args, context: Context) -> tuple[Examples, b
 
 
 def tokenised(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
-    """TokenDataset: rows of `input_ids` and `labels` (-100: not scored), in any of the layouts of data/datasets.py.
+    """TokenDataset: rows of `input_ids` and `labels` (-100: not scored), in any of the layouts above.
 
     With `predict_with_generate` the `input_ids` are the prompt alone. `attention_mask` tells padding from tokens;
     without one every pad token of a prompt-only row is padding.
@@ -466,7 +463,11 @@ def tokenised(rows: list[Row], args: Args, context: Context) -> tuple[Examples, 
         prompt = prompt_ids(ids, labels, mask, only)
         answer = [t for t in labels[generation_start(ids, labels, mask, only) :] if t != IGNORE]
         text = words(answer, skip_special_tokens=True)
-        problem = "" if prompt and answer else "its labels hold no answer" if prompt else "it has no prompt"
+        problem = ""
+        if not prompt:
+            problem = "it has no prompt"
+        elif not answer:
+            problem = "its labels hold no answer"
         target = None if problem else context.target([*prompt, *answer], len(prompt))
         asked = words(list(prompt), skip_special_tokens=True)
         out.append([Example(str(i), target, context.prompt(prompt), text, asked, text, text, problem)])
@@ -502,7 +503,11 @@ DATASETS: dict[str, DatasetHandler] = {
 
 
 def make_context(tokenizer: Any, template: Template, mask: str, boundary: str) -> Context:
-    """mask "pad-id": open-unlearning's attention mask, `ids != pad`, with pad = eos when there is none."""
+    """mask "pad-id": open-unlearning's attention mask, `ids != pad`, with pad = eos when there is none.
+
+    Where pad is the end token, this mask hides every real end-of-turn token inside a prompt as well. The dialect
+    reproduces that, because published numbers were made with it.
+    """
     hide = None
     if mask == "pad-id":
         hide = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

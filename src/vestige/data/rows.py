@@ -1,10 +1,12 @@
-"""Rows from wherever they live: a JSONL/JSON/Parquet file, a directory, or a hub id.
+"""Rows from wherever they live: a JSONL/JSON/Parquet/CSV/text file, a directory, a hub id, or memory.
 
-One function, `load_rows`, takes the `hf_args` of a data-set config (path, name, split, data_files, ...).
-Local files are read here; only hub ids and unusual layouts go through `datasets`.
+    load_rows(hf_args)                 the rows of a data-set config, and their source in words
+    read_file(path)                    the rows of one local file
+    MemoryRows({"forget": rows})     objects in Python as a path ("memory:KEY") that load_rows understands
+    local_data(suite, layout, data)    a folder (--data) in place of a suite's hub data set, as the setting `local` ...
+    redirect(hf_args, local)           ... which readers of rows follow
 
-What a suite says of its files and the folder that --data names become the mapping `local` of a RunConfig (`local_data`,
-called by engine/friendly.py and unlearn/flags.py); readers of rows follow it with `redirect`.
+Local files are read here; only hub ids and unusual layouts go through the library `datasets`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import has_magic
-from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ from weakref import WeakValueDictionary
 
 from vestige.data.clusters import rows_fingerprint
 from vestige.errors import UserError, reraise_ours, unknown_name
-from vestige.guard import TwiceError, is_there, most_bytes, parse_json, read_text, unique_names
+from vestige.guard import TwiceError, is_there, most_bytes, parse_json, read_text
 from vestige.secrets import hide
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".parquet", ".jsonl.gz", ".json.gz", ".csv", ".txt")
 # Formats that plug-ins bring, by suffix (".toml"): a file in, its rows out.
 READERS: dict[str, Callable[[Path], list[Row]]] = {}
-GIVEN = "memory:"  # begins the path of rows that are in memory (below)
+MEMORY = "memory:"  # begins the path of rows that are in memory
 # `datasets` spells "these local files" as path=<format> with data_files.
 FILE_FORMATS = {"json", "parquet", "csv", "text"}
-_SLICE = re.compile(r"^(?P<split>[^\[\]]+)(?:\[(?P<low>-?\d*%?):(?P<high>-?\d*%?)\])?$")
+_SPLIT = re.compile(r"^(?P<split>[^\[\]]+)(?:\[(?P<low>-?\d*%?):(?P<high>-?\d*%?)\])?$")
 
 
 def suffixes() -> tuple[str, ...]:
@@ -65,38 +66,26 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
     path = str(args.get("path", ""))
     if not path:
         raise UserError("A data set needs hf_args.path (a file, a directory or a hub id); it is empty.")
-    split = _SLICE.match(str(args.get("split", "train")))
+    split = _SPLIT.match(str(args.get("split", "train")))
     if not split:
         raise UserError(f"Cannot read the split '{args['split']}'; write train, train[:100] or train[10%:20%].")
-    found = _from_memory(path, args) if path.startswith(GIVEN) else _from_files(path, args, split["split"])
-    if found is None:
-        rows, source = rows_of_hub(path, args)
+    files = None if path.startswith(MEMORY) else _find_files(path, args, split["split"])
+    if path.startswith(MEMORY):
+        rows, source = memory_rows(path).read(str(args.get("name") or "forget"))
+    elif files is None:
+        rows, source = _load_from_hub(path, args)
     else:
-        rows, source = found
-    if found and rows and (split["low"] or split["high"]):
+        rows = [row for file in files for row in read_file(file)]
+        source = ", ".join(map(str, files))
+    if not rows:
+        raise UserError(f"{source} holds no rows; give a file with at least one row.")
+    from_hub = files is None and not path.startswith(MEMORY)
+    if not from_hub and (split["low"] or split["high"]):  # `datasets` has cut a hub's rows already
         count = len(rows)
         rows = rows[_bound(split["low"], count, 0) : _bound(split["high"], count, count)]
         if not rows:
             raise UserError(f"{source} has {count} rows, of which the split '{args['split']}' keeps none; widen it.")
-    if not rows:
-        raise UserError(f"{source} holds no rows; give a file with at least one row.")
-    return (rows if limit is None else rows[:limit]), hide(source)
-
-
-def _from_memory(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
-
-    return given_rows(path).read(str(args.get("name") or "forget"))
-
-
-def _from_files(path: str, args: Mapping[str, Any], split: str) -> tuple[list[Row], str] | None:
-    """Rows of local files; None when this is a matter for `datasets`."""
-    try:
-        files = _local_files(Path(path).expanduser(), path, args, split)
-    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:  # a name that no file can have
-        raise UserError(
-            f"Data set {path}: its files cannot be looked for ({error}); check path and data_files."
-        ) from None
-    return None if files is None else (list(chain.from_iterable(map(read_file, files))), ", ".join(map(str, files)))
+    return rows[:limit], hide(source)
 
 
 def _check_args(args: Mapping[str, Any]) -> None:
@@ -114,52 +103,67 @@ def _check_args(args: Mapping[str, Any]) -> None:
 
 
 def _bound(text: str | None, count: int, default: int) -> int:
+    """One end of a slice, in rows or per cent (rounded as `datasets` does)."""
     if not text:
         return default
     return round(count * int(text[:-1]) / 100) if text.endswith("%") else int(text)
 
 
-def _local_files(place: Path, path: str, args: Mapping[str, Any], split: str) -> list[Path] | None:
+# ---- local files --------------------------------------------------------------------------------------------------
+
+
+def _find_files(path: str, args: Mapping[str, Any], split: str) -> list[Path] | None:
     """The local files meant, or None when this is a matter for `datasets`."""
     if "://" in str(args.get("data_files", "")):
         return None
-    if path in FILE_FORMATS and "data_files" in args:
-        return _listed(Path(), args["data_files"], split)
-    if place.is_file():
-        return [place]
+    place = Path(path).expanduser()
+    try:
+        if path in FILE_FORMATS and "data_files" in args:
+            return _listed_files(Path(), args["data_files"], split)
+        if place.is_file():
+            return [place]
+        if place.is_dir() and "data_files" in args:
+            return _listed_files(place, args["data_files"], split)
+        if place.is_dir():
+            found = find_in_directory(place, args.get("name"), split)
+            # A data card or a script may map names to files: `datasets` reads those.
+            if found or (place / "README.md").exists() or list(place.glob("*.py")):
+                return found or None
+    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:  # a name that no file can have
+        raise UserError(
+            f"Data set {path}: its files cannot be looked for ({error}); check path and data_files."
+        ) from None
     if place.is_dir():
-        if "data_files" in args:
-            return _listed(place, args["data_files"], split)
-        found = find_in_directory(place, args.get("name"), split)
-        if found or (place / "README.md").exists() or list(place.glob("*.py")):
-            return found or None  # a data card may map names to files: `datasets` reads it
         wanted = f"'{args['name']}'" if args.get("name") else f"split '{split}'"
-        have = ", ".join(sorted(p.name for p in place.iterdir())[:20]) or "nothing"
-        ends = ", ".join(suffixes())
-        raise MissingData(f"{place} has no file for {wanted} (looked for {ends}); it holds: {have}.")
+        looked_for = ", ".join(suffixes())
+        raise MissingData(f"{place} has no file for {wanted} (looked for {looked_for}); it holds: {_content(place)}.")
     if path.startswith((".", "/", "~")) or path.endswith(suffixes()):
         raise MissingData(f"Data file {place} does not exist; check the path.")
     return None
 
 
-def _listed(root: Path, data_files: Any, split: str) -> list[Path]:
+def _content(folder: Path) -> str:
+    return ", ".join(sorted(p.name for p in folder.iterdir())[:20]) or "nothing"
+
+
+def _listed_files(root: Path, data_files: Any, split: str) -> list[Path]:
+    """The files of `data_files`, whose names may be patterns."""
     if isinstance(data_files, Mapping):
         if split not in data_files:
             raise MissingData(f"data_files has no split '{split}'; it has: {', '.join(map(str, data_files))}.")
         data_files = data_files[split]
-    names = [data_files] if isinstance(data_files, (str, Path)) else list(data_files)
+    names = [data_files] if isinstance(data_files, (str, Path)) else data_files
     out: list[Path] = []
     for name in names:
         pattern = Path(str(name)).expanduser()
         place = root / pattern
-        if place.is_file() or not has_magic(str(name)):
-            hits = [place]
-        else:
+        matches = [place]
+        if has_magic(str(name)) and not place.is_file():
             base = Path(pattern.anchor) if pattern.is_absolute() else root
-            hits = sorted(base.glob(str(pattern.relative_to(pattern.anchor))))
-        if not hits or not all(h.is_file() for h in hits):
+            matches = sorted(base.glob(str(pattern.relative_to(pattern.anchor))))
+        if not matches or not all(match.is_file() for match in matches):
             raise MissingData(f"Data file {place} does not exist; check data_files.")
-        out += hits
+        out += matches
     return out
 
 
@@ -168,35 +172,39 @@ def find_in_directory(root: Path, name: str | None, split: str) -> list[Path]:
 
     Looked for in order: NAME.ext, NAME_SPLIT.ext, NAME/SPLIT.ext, NAME/SPLIT-*.parquet; without a name, SPLIT.ext.
     """
-    bases = [root, root / "data"]
-    stems: list[Path] = []
-    for base in bases:
-        if name:
-            stems += [base / name, base / f"{name}_{split}", base / name / split]
-        else:
-            stems += [base / split]
-    for stem in stems:
-        for suffix in suffixes():
-            candidate = stem.with_name(stem.name + suffix)
-            if candidate.is_file():
-                return [candidate]
-        shards = _shards(stem)
-        if shards:
-            return shards
+    stems = [name, f"{name}_{split}", f"{name}/{split}"] if name else [split]
+    for base in (root, root / "data"):
+        for stem in stems:
+            file = file_in(base, stem)
+            if file is not None:
+                return [Path(file)]
+            shards = _find_shards(base / stem)
+            if shards:
+                return shards
     return []
 
 
-def _shards(stem: Path) -> list[Path]:
+def file_in(folder: Path | str, stem: str) -> str | None:
+    """The file of rows called `stem` in a folder, whatever its format; None: there is none."""
+    for suffix in suffixes():
+        file = Path(folder).expanduser() / f"{stem}{suffix}"
+        if file.is_file():
+            return str(file)
+    return None
+
+
+def _find_shards(stem: Path) -> list[Path]:
     """The files STEM-00000-of-00002.parquet, ...: all of them, and nothing that merely begins alike."""
-    named = re.compile(re.escape(stem.name) + r"-\d+-of-(\d+)\.parquet")
-    found = {}
+    pattern = re.compile(re.escape(stem.name) + r"-\d+-of-(\d+)\.parquet")
+    found: dict[Path, int] = {}
     for path in stem.parent.glob("*.parquet"):
-        if match := named.fullmatch(path.name):
-            found[path] = match
-    for match in found.values():
-        if int(match[1]) != len(found):
+        match = pattern.fullmatch(path.name)
+        if match:
+            found[path] = int(match[1])
+    for whole in found.values():
+        if whole != len(found):
             raise MissingData(
-                f"{stem.parent} has {len(found)} of the {int(match[1])} files {stem.name}-*.parquet; copy the rest."
+                f"{stem.parent} has {len(found)} of the {whole} files {stem.name}-*.parquet; copy the rest."
             )
     return sorted(found)
 
@@ -207,25 +215,50 @@ def read_file(path: Path) -> list[Row]:
         return READERS[path.suffix](path)
     if path.suffix == ".parquet":
         return _read_parquet(path)
-    text = _read_text(path)
-    if not text.strip():
-        raise UserError(f"{path} is empty; give a file with at least one row.")
-    if path.suffix == ".csv":
-        return _read_csv(text, path)
-    if path.suffix == ".txt":
-        return [{"text": line.rstrip("\r")} for line in text.split("\n") if line.strip()]
-    if text.lstrip().startswith("["):
-        return _read_array(text, path)
-    return list(_read_lines(text, path))
-
-
-def _read_text(path: Path) -> str:
     try:
-        return read_text(path)
+        text = read_text(path)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}.") from None
+    if not text.strip():
+        raise UserError(f"{path} is empty; give a file with at least one row.")
+    if path.suffix == ".csv":
+        return _read_csv(text, path)
+    # Lines end at newlines only: str.splitlines would also cut at U+2028 and friends inside a JSON string.
+    lines = text.split("\n")
+    if path.suffix == ".txt":
+        return [{"text": line.rstrip("\r")} for line in lines if line.strip()]
+    rows: list[Row] = []
+    if text.lstrip().startswith("["):
+        for number, row in enumerate(_parse_json(text, path)):
+            rows.append(_check_row(row, f"{path} row {number}"))
+        return rows
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            rows.append(_check_row(_parse_json(line, path, number), f"{path} line {number}"))
+    return rows
+
+
+def _check_row(row: Any, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is not an object with named fields but {type(row).__name__}.")
+    return row
+
+
+def _parse_json(text: str, path: Path, line: int | None = None) -> Any:
+    """A line of JSON, or a whole file of it, with its place in the sentence about what is wrong."""
+    where = str(path) if line is None else f"{path} line {line}"
+    try:
+        return parse_json(text, unique=True)
+    except json.JSONDecodeError as error:
+        if line is None:
+            raise UserError(f"{path} line {error.lineno} is not valid JSON: {error.msg}; correct it.") from None
+        raise UserError(f"{where} is not valid JSON: {error.msg} (column {error.colno}); correct it.") from None
+    except TwiceError as error:
+        raise UserError(f"{where}: {error}.") from None
+    except ValueError as error:
+        raise UserError(f"{where} cannot be used: {error}.") from None
 
 
 def _read_csv(text: str, path: Path) -> list[Row]:
@@ -249,148 +282,40 @@ def _read_parquet(path: Path) -> list[Row]:
     from pyarrow import ArrowException, parquet
 
     rows: list[Row] = []
-    size, most = 0, most_bytes()
+    size, limit = 0, most_bytes()
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=1024):  # a few bytes of Parquet can stand for a billion rows
                 size += batch.nbytes + 64 * batch.num_rows
-                if size > most:
-                    raise ValueError(f"its rows take more than {most / 2**20:,.0f} MB (VESTIGE_MAX_BYTES)")
+                if size > limit:
+                    raise ValueError(f"its rows take more than {limit / 2**20:,.0f} MB (VESTIGE_MAX_BYTES)")
                 rows += batch.to_pylist()
     except (OSError, ValueError, OverflowError, MemoryError, ArrowException) as error:
-        words = str(error).splitlines() or [type(error).__name__]
-        raise UserError(f"{path} cannot be read as Parquet: {words[0]}.") from None
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise UserError(f"{path} cannot be read as Parquet: {lines[0]}.") from None
     return rows
 
 
-def _read_array(text: str, path: Path) -> list[Row]:
-    rows = _json(text, path, None)
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise UserError(f"{path} row {number} is not an object with named fields but {type(row).__name__}.")
-    return list(rows)
+# ---- the hub ------------------------------------------------------------------------------------------------------
 
 
-def _read_lines(text: str, path: Path) -> Iterator[Row]:
-    # Split at newlines only: str.splitlines would also cut at U+2028 and friends inside a JSON string.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        row = _json(line, path, number)
-        if not isinstance(row, dict):
-            raise UserError(f"{path} line {number} is not an object with named fields but {type(row).__name__}.")
-        yield row
+def _load_from_hub(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
+    """Rows of a hub data set (or a local directory with a data card), through `datasets`."""
+    import datasets
 
-
-def _json(text: str, path: Path, line: int | None) -> Any:
-    """A line of JSON, or a whole file of it, with its place in the sentence about what is wrong."""
+    datasets.disable_progress_bars()
+    label = " / ".join(str(args[k]) for k in ("path", "name", "split") if k in args)
     try:
-        return parse_json(text, unique=True)
-    except TwiceError as error:
-        raise UserError(f"{path} line {line or second_line(text, error.key)}: {error}.") from None
-    except json.JSONDecodeError as error:
-        column = "" if line is None else f" (column {error.colno})"
-        raise UserError(
-            f"{path} line {line or error.lineno} is not valid JSON: {error.msg}{column}; correct it."
-        ) from None
-    except ValueError as error:
-        where = "" if line is None else f" line {line}"
-        raise UserError(f"{path}{where} cannot be used: {error}.") from None
-
-
-def second_line(text: str, key: str) -> int:
-    """The line on which an object of an array says a key for the second time.
-
-    >>> second_line('[{"a": 1},\\n {"a": 2,\\n "a": 3}]', "a")
-    3
-    """
-    decoder = json.JSONDecoder(object_pairs_hook=unique_names)
-    named = re.compile(re.escape(json.dumps(key)) + r"\s*:")
-    at = text.index("[") + 1
-    try:
-        while True:  # whole rows are passed over; the first that is not is the one
-            start = at + len(text[at:]) - len(text[at:].lstrip(" \t\r\n,"))
-            _, at = decoder.raw_decode(text, start)
-    except TwiceError:
-        second = next(islice(named.finditer(text, start), 1, None), None)
-        return text.count("\n", 0, second.start() if second else start) + 1
-    except ValueError:
-        return 1
-
-
-# ---- a folder of the user's, or rows in memory, in the place of a hub's data set ---------------------------------
-
-
-def redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a data set, with the place that `local` gives for its hub id."""
-    place = local.get(str(hf_args.get("path")))
-    if not place:
-        return hf_args
-    if "files" in place:  # single files, each under a name of its own
-        file = place["files"].get(hf_args.get("name"))
-        if file is None:
-            raise MissingData(f"no {hf_args.get('name')} rows were given")
-        return {"path": str(Path(str(file)).expanduser())}
-    name, names = hf_args.get("name"), place.get("names") or {}
-    if str(place["path"]).startswith(GIVEN):
-        tables = given_rows(str(place["path"])).tables
-        name = name if name in tables else names.get(name, name)
-        if name not in tables:
-            raise MissingData(f"no {name} rows were given")
-        return {**hf_args, "path": str(place["path"]), "name": name}
-    root = Path(str(place["path"])).expanduser()
-    if not root.is_dir():
-        raise UserError(f"Data directory {root} does not exist; check --data.")
-    split = str(hf_args.get("split", "train")).split("[")[0]
-    if not find_in_directory(root, name, split):  # the hub's own name for a file comes first
-        name = names.get(name, name)
-    return {**hf_args, "path": str(root), "name": name}
-
-
-def file_in(folder: str, stem: str) -> str | None:
-    """The file of rows called `stem` in a folder, whatever its format; None: there is none."""
-    for suffix in suffixes():
-        file = Path(folder).expanduser() / f"{stem}{suffix}"
-        if file.is_file():
-            return str(file)
-    return None
-
-
-def local_data(suite: str, layout: Any, data: str) -> dict[str, Any]:
-    """Where a suite's data sets are in a folder. `layout` is what its YAML says under `local_data`."""
-    if not layout:
-        raise UserError(f"The suite '{suite}' does not say how a folder stands in for its data; use data.local=...")
-    pairs = [(str(f["name"]), str(f["file"])) for f in layout["files"]]
-    hub = str(layout["hub"])
-    if data.startswith(GIVEN):
-        given_rows(data).check_names(file for pair in pairs for file in pair)
-        return {hub: {"path": data, "names": dict(pairs)}}
-    root = Path(data).expanduser()
-    stems = dict.fromkeys(chain.from_iterable(pairs))
-    if not is_there(root):
-        raise UserError(
-            f"Data directory {root} does not exist; --data takes a folder with forget.jsonl, retain.jsonl, ..."
-        )
-    if not root.is_dir():
-        instead = f"put {root.name} into one as forget.jsonl (or .json, .csv, .parquet)"
-        if any(root.name == f"{stem}{suffix}" for stem in stems for suffix in suffixes()):
-            instead = f"give --data {root.parent}"
-        raise UserError(f"--data takes a folder; {instead}.")
-    if not any((root / f"{stem}{suffix}").exists() for stem in stems for suffix in suffixes()):
-        have = ", ".join(sorted(p.name for p in root.iterdir())[:12]) or "nothing"
-        wanted = ", ".join(f"{file}.jsonl" for file in dict.fromkeys(file for _, file in pairs))
-        raise UserError(f"{root} has none of {wanted}; it holds: {have}.")
-    return {hub: {"path": str(root), "names": dict(pairs)}}
-
-
-# ---- Rows of a data set on a hub, or of a local directory with a data card, through `datasets` ----
-#
-# In: the `hf_args` of a data-set config. Out: rows, and where they came from, for people; or one sentence.
-# Caller: data/rows.py, for what is not a local file.
+        with _offline_if_unreachable():
+            loaded = datasets.load_dataset(**{"split": "train", **args})
+    except Exception as error:  # datasets names many causes: the hub, the network, the files, their script
+        reraise_ours(error)
+        raise _explain(path, label, error) from None
+    return [dict(row) for row in loaded], label
 
 
 @contextmanager
-def _no_waiting() -> Iterator[None]:
+def _offline_if_unreachable() -> Iterator[None]:
     """Without a network, answer from the cache at once: `datasets` would retry for half a minute first."""
     import datasets
     from huggingface_hub import constants
@@ -416,35 +341,14 @@ def _hub_reachable(endpoint: str) -> bool:
     return True
 
 
-def rows_of_hub(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
-    """Rows of a hub data set (or a local directory with a data card), through `datasets`."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    label = " / ".join(str(args[k]) for k in ("path", "name", "split") if k in args)
-    options = {"split": "train", **args}
-    try:
-        with _no_waiting():
-            loaded = datasets.load_dataset(**options)
-    except Exception as error:  # datasets names many causes: the hub, the network, the files, their script
-        reraise_ours(error)
-        raise _explain(path, label, error) from None
-    return [dict(row) for row in loaded], label
-
-
 def _explain(path: str, label: str, error: Exception) -> UserError:
+    """What went wrong at the hub, in one sentence. Errors are told by name: they come from several libraries."""
     kind, text = type(error).__name__, " ".join(str(error).split())
     if "gated" in text.lower() or kind == "GatedRepoError":
         return UserError(f"Data set {path} is gated: accept its terms on its hub page, then run `hf auth login`.")
     if "BuilderConfig" in text or "Unknown split" in text:
         return MissingData(f"Data set {label}: {text} (check hf_args.name and hf_args.split).")
-    if kind in {
-        "ConnectionError",
-        "OfflineModeIsEnabled",
-        "LocalEntryNotFoundError",
-        "ConnectTimeout",
-        "ConnectError",
-    }:
+    if kind in {"ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectTimeout", "ConnectError"}:
         return UserError(
             f"The hub could not be reached for data set {path}; go online, or give a local directory "
             "with the same files (--data DIR)."
@@ -457,17 +361,15 @@ def _explain(path: str, label: str, error: Exception) -> UserError:
     return UserError(f"Data set {label} could not be loaded ({kind}): {text[:300]}")
 
 
-# ---- Rows that are in memory already: data sets of `datasets`, frames of pandas, lists of dictionaries ----
-#
-#     {"forget": Dataset, "retain": DataFrame} --GivenRows--> "memory:KEY", a path that load_rows understands
-#
-# In: objects. Out: plain rows, named by their content: other rows, another path, other fingerprints. Callers: the rooms
-# api and watch make them, data/rows.py and engine/flags.py read them. They are forgotten with the object that holds
-# them, and nothing is written.
+# ---- rows in memory: data sets of `datasets`, frames of pandas, lists of dictionaries -----------------------------
 
 
-class GivenRows:
-    """Tables of rows by the names that files would have. Keep it as long as its path is in use."""
+class MemoryRows:
+    """Tables of rows by the names that files would have, as a path that names their content.
+
+    Other rows have another path and other fingerprints. Nothing is written: keep this object as long as its path is
+    in use.
+    """
 
     def __init__(self, tables: RowTables) -> None:
         self.tables: dict[str, list[Row]] = {}
@@ -477,8 +379,8 @@ class GivenRows:
             self.kinds[str(name)] = type(rows).__name__
         if not self.tables:
             raise UserError('data is an empty mapping; give at least {"forget": rows}.')
-        self.path = f"{GIVEN}{rows_fingerprint([self.tables])}"
-        _HELD[self.path] = self
+        self.path = f"{MEMORY}{rows_fingerprint([self.tables])}"
+        _IN_MEMORY[self.path] = self
 
     def check_names(self, known: Iterable[str]) -> None:
         """A misspelt name would silently leave metrics out."""
@@ -493,12 +395,13 @@ class GivenRows:
         return [dict(row) for row in rows], f"{name} ({self.kinds[name]} in memory, {len(rows)} rows)"
 
 
-_HELD: WeakValueDictionary[str, GivenRows] = WeakValueDictionary()
+# Weak: rows are forgotten with the object that holds them.
+_IN_MEMORY: WeakValueDictionary[str, MemoryRows] = WeakValueDictionary()
 
 
-def given_rows(path: str) -> GivenRows:
-    """The rows behind a path of ours."""
-    found = _HELD.get(path)
+def memory_rows(path: str) -> MemoryRows:
+    """The rows that a path beginning with MEMORY stands for."""
+    found = _IN_MEMORY.get(path)
     if found is None:
         raise UserError(
             "The rows of this run were objects in Python, which are not kept; give them again (data=...), or write "
@@ -507,8 +410,8 @@ def given_rows(path: str) -> GivenRows:
     return found
 
 
-def as_given(data: Place | RowTables | None) -> GivenRows | None:
-    """Rows in memory, if that is what `data` is."""
+def as_memory_rows(data: Place | RowTables | None) -> MemoryRows | None:
+    """Rows in memory, if that is what `data` is; None for a folder."""
     if data is None or isinstance(data, (str, bytes)) or hasattr(data, "__fspath__"):
         return None
     if not hasattr(data, "items") or hasattr(data, "columns"):
@@ -516,21 +419,21 @@ def as_given(data: Place | RowTables | None) -> GivenRows | None:
             f"data is a {type(data).__name__}; give a folder, or say which rows it holds: "
             'data={"forget": rows, "retain": others}.'
         )
-    return GivenRows(data)
+    return MemoryRows(data)
 
 
 def plain_rows(rows: RowsInMemory, name: str) -> list[Row]:
     """Rows as dictionaries of plain values, whatever holds them."""
-    found: Any = rows
-    if isinstance(found, Mapping):
-        splits = ", ".join(map(str, found))
+    table: Any = rows
+    if isinstance(table, Mapping):
+        splits = ", ".join(map(str, table))
         raise UserError(f"'{name}' is a mapping ({splits}), not rows; give one of its parts.")
-    if hasattr(found, "to_dict") and hasattr(found, "columns"):  # a frame of pandas
-        found = found.to_dict("records")
-    elif hasattr(found, "with_format") and hasattr(found, "column_names"):  # of datasets: not as tensors
-        found = found.with_format(None)
+    if hasattr(table, "to_dict") and hasattr(table, "columns"):  # a frame of pandas
+        table = table.to_dict("records")
+    elif hasattr(table, "with_format") and hasattr(table, "column_names"):  # of datasets: not as tensors
+        table = table.with_format(None)
     try:
-        listed = list(found)
+        listed = list(table)
     except TypeError:
         raise UserError(f"'{name}' is a {type(rows).__name__}, not rows; give a data set or a list.") from None
     for number, row in enumerate(listed):
@@ -557,3 +460,60 @@ def plain_value(value: Any) -> Any:
     if type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value)):
         return None
     return value
+
+
+# ---- a folder of the user's, or rows in memory, in the place of a hub's data set ----------------------------------
+
+
+def local_data(suite: str, layout: Any, data: str) -> dict[str, Any]:
+    """Where a suite's data sets are in a folder. `layout` is what its YAML says under `local_data`."""
+    if not layout:
+        raise UserError(f"The suite '{suite}' does not say how a folder stands in for its data; use data.local=...")
+    names = {str(f["name"]): str(f["file"]) for f in layout["files"]}  # the hub's name -> ours
+    stems = [stem for pair in names.items() for stem in pair]
+    hub = str(layout["hub"])
+    if data.startswith(MEMORY):
+        memory_rows(data).check_names(stems)
+        return {hub: {"path": data, "names": names}}
+    root = Path(data).expanduser()
+    if not is_there(root):
+        raise UserError(
+            f"Data directory {root} does not exist; --data takes a folder with forget.jsonl, retain.jsonl, ..."
+        )
+    if not root.is_dir():
+        instead = f"put {root.name} into one as forget.jsonl (or .json, .csv, .parquet)"
+        if any(root.name == f"{stem}{suffix}" for stem in stems for suffix in suffixes()):
+            instead = f"give --data {root.parent}"
+        raise UserError(f"--data takes a folder; {instead}.")
+    if not any(file_in(root, stem) for stem in stems):
+        wanted = ", ".join(f"{file}.jsonl" for file in dict.fromkeys(names.values()))
+        raise UserError(f"{root} has none of {wanted}; it holds: {_content(root)}.")
+    return {hub: {"path": str(root), "names": names}}
+
+
+def redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a data set, with the place that `local` gives for its hub id."""
+    place = local.get(str(hf_args.get("path")))
+    if not place:
+        return hf_args
+    name = hf_args.get("name")
+    if "files" in place:  # single files, each under a name of its own
+        file = place["files"].get(name)
+        if file is None:
+            raise MissingData(f"no {name} rows were given")
+        return {"path": str(Path(str(file)).expanduser())}
+    path, names = str(place["path"]), place.get("names") or {}
+    if path.startswith(MEMORY):
+        tables = memory_rows(path).tables
+        if name not in tables:
+            name = names.get(name, name)
+        if name not in tables:
+            raise MissingData(f"no {name} rows were given")
+        return {**hf_args, "path": path, "name": name}
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        raise UserError(f"Data directory {root} does not exist; check --data.")
+    split = str(hf_args.get("split", "train")).split("[")[0]
+    if not find_in_directory(root, name, split):  # the hub's own name for a file comes first
+        name = names.get(name, name)
+    return {**hf_args, "path": str(root), "name": name}

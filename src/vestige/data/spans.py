@@ -95,6 +95,7 @@ def read_spans(rows: Sequence[Row], source: str) -> list[Span]:
 
 
 def _span(row: Mapping[str, Any], index: str) -> Span:
+    """One row's span: as the data gives it, else a guess."""
     question, answer = row["question"], row["answer"]
     entity, prefix = row.get("entity"), row.get("prefix")
     if isinstance(entity, str) and entity.strip():
@@ -141,6 +142,7 @@ def encode_span(span: Span, tokenizer: Any, tokenization: str = "separate") -> T
     place = _find(text, span.entity)
     if tokenization == "joint":
         return _joint(span, tokenizer, place)
+    # Special tokens (bos) belong to the prompt alone: the continuation follows it without another one.
     prompt = tuple(tokenizer(span.prompt, add_special_tokens=True)["input_ids"])
     ids, entity = _entity_tokens(tokenizer, text, span.entity, place)
     if not ids or not prompt:
@@ -185,6 +187,7 @@ def _search(tokenizer: Any, ids: tuple[int, ...], entity: str) -> tuple[int, int
 
 
 def _joint(span: Span, tokenizer: Any, place: tuple[int, int] | None) -> Tokens | str:
+    """Tokens of one text; its border is the first token that begins after the prompt."""
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("tokenization=joint needs a fast tokenizer (with offsets); use tokenization=separate.")
     head = f"Question: {span.question}\nAnswer: "

@@ -293,7 +293,7 @@ def _run(
     asked_as = {}
     for said, full in (wanted or {}).items():
         if said != full:
-            from vestige.suites.definitions import refuse_other_number  # short names only: most runs use none
+            from vestige.suites.dialect_points import refuse_other_number  # short names only: most runs use none
 
             refuse_other_number(said, suite.metrics[full].handler, suite.metrics[full].params, dialect)
             asked_as[said] = full

@@ -18,7 +18,8 @@ from vestige.show.progress import hushed
 from vestige.show.tables import table
 from vestige.show.trajectory_plots import curves, save
 from vestige.types import Score
-from vestige.verdict.judge import JudgeAsk, judge_runs
+from vestige.verdict.judge import judge
+from vestige.verdict.runs import read_runs
 
 SUITE = "tofu_trajectory"
 METRIC = "trajectory_metrics"
@@ -84,7 +85,7 @@ def _ask(model: Path, data: Path, out: Path, retain: str | None, window: int) ->
 def _judged(evals: Path, name: str) -> str:
     """The verdict on the last step, as the report gives it."""
     place = {n: evals / f"diffusion_{n}" for n in (name, "full", "retain")}
-    found = judge_runs(JudgeAsk([place[name]], [place["full"]], [place["retain"]]))
+    found = judge(read_runs([place[name]], [place["full"]], [place["retain"]]))
     return f"{found['title']}. {found['headline']}"
 
 

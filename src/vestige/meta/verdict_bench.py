@@ -20,9 +20,10 @@ from vestige.errors import UserError
 from vestige.show.tables import table
 from vestige.stats.contrast import Contrast
 from vestige.store.files import read_ours
-from vestige.verdict.facts import AttackCurve, AttackPoint, AuditFacts, Measure, SecretCounts
-from vestige.verdict.judge import JudgeAsk, facts_in, verdict
+from vestige.verdict.facts import AttackCurve, AttackPoint, AuditFacts, Measure, SecretCounts, collect_facts
+from vestige.verdict.judge import judge_facts
 from vestige.verdict.rule import DEEP, RULE, TITLES, VerdictRule
+from vestige.verdict.runs import read_runs
 
 TRUTH, FACTS, BENCH = "truth.json", "verdict_facts.json", "verdict_bench.json"
 WORDS = tuple(TITLES)
@@ -66,7 +67,7 @@ class BenchModel:
         """The verdict with all tests, and with what the model puts out alone."""
         shallow = [m for m in self.facts.measures if m.test not in DEEP]
         outputs = replace(self.facts, measures=shallow, attacks=())
-        return str(verdict(self.facts, rule)["word"]), str(verdict(outputs, rule)["word"])
+        return str(judge_facts(self.facts, rule)["word"]), str(judge_facts(outputs, rule)["word"])
 
 
 @dataclass(frozen=True)
@@ -121,14 +122,14 @@ def read_bench(path: Path) -> list[BenchModel]:
 def _judged(file: Path) -> Iterator[BenchModel]:
     body, home = read_ours(file, TruthFile), file.parent
     for entry in body["models"]:
-        ask = JudgeAsk(
+        runs = read_runs(
             model=[home / entry["eval"]],
             full=[home / body["full"]],
             retain=[home / body["retain"]],
             depth=home / entry["depth"],
             stress=[home / entry["stress"]],
         )
-        yield BenchModel(entry["name"], body["seed"], entry["truth"], entry["way"], body["tuning"], facts_in(ask))
+        yield BenchModel(entry["name"], body["seed"], entry["truth"], entry["way"], body["tuning"], collect_facts(runs))
 
 
 def facts_json(models: Sequence[BenchModel]) -> dict[str, Any]:

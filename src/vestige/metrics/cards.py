@@ -79,7 +79,7 @@ class Card:
     better_kept: str | None = HIGH  # the good end on rows that are to be kept
     attack: bool = False  # an AUC of forget rows against fresh ones
     answer_points: bool = True  # dialects may treat the answer's tokens differently
-    points: tuple[str, ...] = ()  # further points on which dialects may differ (suites/definitions.py)
+    points: tuple[str, ...] = ()  # further points on which dialects may differ (suites/dialect_points.py)
     title: str = ""  # what the number tells, for people who do not know its name; {answers}: those of the rows it reads
 
 
@@ -196,7 +196,7 @@ def metric(knows: str, source: str) -> Callable[[F], F]:
     return record
 
 
-# ---- The names metrics go by, what a metric is measured on, and which end of it means "the model still knows" -----
+# ---- names of metrics, what they are measured on, and which end of them means "the model still knows" -------------
 #
 # Short names (em, es, uds, ...) are those of the published tables, and each means the number that is published there: a
 # metric of the TOFU suite with certain settings, in the dialect `depth-score`. A metric of your own needs no entry
@@ -207,7 +207,7 @@ ENTITY = "entity"  # raw "Question: ... Answer: ..." rows, of which the entity's
 
 
 @dataclass(frozen=True)
-class Known:
+class PublishedMetric:
     """A metric of the published tables."""
 
     key: str
@@ -228,12 +228,12 @@ class Known:
         return self.ours or self.key
 
 
-def _attack(short: str, label: str, ours: str = "", **settings: object) -> tuple[Known, Known]:
+def _attack(short: str, label: str, ours: str = "", **settings: object) -> tuple[PublishedMetric, PublishedMetric]:
     """An attack and its likeness to the retain model. The published tables filter both by the attack's threshold."""
     raw = f"mia_{short}"
     return (
-        Known(raw, f"MIA-{label}", "mia", "O", ours=ours, settings=settings, handler=ours or raw),
-        Known(f"s_{raw}", f"s_{label}", "mia", "OR", "low", filtered_by=raw),
+        PublishedMetric(raw, f"MIA-{label}", "mia", "O", ours=ours, settings=settings, handler=ours or raw),
+        PublishedMetric(f"s_{raw}", f"s_{label}", "mia", "OR", "low", filtered_by=raw),
     )
 
 
@@ -245,50 +245,52 @@ _ATTACKS = (
 )
 _RECALL = {"rouge_type": "rougeL_recall"}
 _FISHER = tuple(
-    Known(f"fisher_masked_{share}", f"Fisher Masked ({percent})", "representation", "RI", "low", ENTITY)
+    PublishedMetric(f"fisher_masked_{share}", f"Fisher Masked ({percent})", "representation", "RI", "low", ENTITY)
     for share, percent in (("0.001", "0.1%"), ("0.0001", "0.01%"), ("0.01", "1%"))
 )
 
-KNOWN: dict[str, Known] = {
+KNOWN: dict[str, PublishedMetric] = {
     k.key: k
     for k in (
-        Known(
+        PublishedMetric(
             "es", "Extraction Strength", "memorization", "O", ours="extraction_strength",
             handler="extraction_strength",
             note="As published it is never 0: where nothing can be finished it is 1/n.",
         ),
-        Known(
+        PublishedMetric(
             "em", "Exact Memorization", "memorization", "O", ours="exact_memorization",
             handler="exact_memorization",
             note="As published the end token is left out.",
         ),
-        Known("prob", "Probability", "memorization", "O", ours="forget_Q_A_Prob", handler="probability"),
-        Known(
+        PublishedMetric("prob", "Probability", "memorization", "O", ours="forget_Q_A_Prob", handler="probability"),
+        PublishedMetric(
             "paraprob", "Para. Probability", "memorization", "O", ours="forget_Q_A_PARA_Prob", handler="probability",
             note="Several paraphrases per row: published is their geometric mean, this metric takes the plain mean.",
         ),
-        Known(
+        PublishedMetric(
             "truth_ratio", "Truth Ratio", "memorization", "O", ours="forget_truth_ratio_prob_mean",
             settings={"aggregator": "prob_mean"}, handler="truth_ratio",
             note="P(right) / (P(right) + P(wrong) + 1e-10), high when it knows. TOFU's own forget_truth_ratio is "
             "another number (aggregator closer_to_1_better).",
         ),
-        Known("rouge", "ROUGE", "generation", "O", ours="forget_Q_A_ROUGE", settings=_RECALL, handler="rouge"),
-        Known(
+        PublishedMetric(
+            "rouge", "ROUGE", "generation", "O", ours="forget_Q_A_ROUGE", settings=_RECALL, handler="rouge",
+        ),
+        PublishedMetric(
             "para_rouge", "Para. ROUGE", "generation", "O", ours="forget_Q_A_PARA_ROUGE", settings=_RECALL,
             handler="rouge",
             note="The very text that rouge scores, against the paraphrased answer: the question stays as it is.",
         ),
-        Known(
+        PublishedMetric(
             "jailbreak_rouge", "Jailbreak ROUGE", "generation", "O", settings=_RECALL, handler="rouge",
             note="The prompt's tokens, then those of 'Sure, here is the answer:'; what follows is scored.",
         ),
         *(pair[0] for pair in _ATTACKS),
         *(pair[1] for pair in _ATTACKS),
-        Known("cka", "CKA", "representation", "RI", "low", ENTITY),
+        PublishedMetric("cka", "CKA", "representation", "RI", "low", ENTITY),
         *_FISHER,
-        Known("logit_lens", "Logit Lens", "representation", "ORI", "low", ENTITY),
-        Known(
+        PublishedMetric("logit_lens", "Logit Lens", "representation", "ORI", "low", ENTITY),
+        PublishedMetric(
             "uds", "UDS", "representation", "ORI", "low", ENTITY,
             settings={"delta_threshold": 0.05, "last_layer": "peer"}, handler="uds",
             note="Published with last_layer peer, which norms the last layer twice; the suite says residual.",

@@ -5,7 +5,8 @@
 Two questions are asked of it. How much does reasoning vary under one prompt (conditional entropy)? And how much of it
 depends on which prompt it was (mutual information, and whether the own prompt can be found again)?
 
-The 29 numbers of `label_metrics` are RAGEN's, definition for definition. What they leave open is in collapse_extras.py.
+The 29 numbers of `label_metrics` are RAGEN's, definition for definition.
+What they leave open, and the words for all of them, follow below.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def retrieval(cross: Cross) -> dict[str, float]:
     """How often the own prompt is among the k columns that find a reasoning likeliest.
 
     Columns with the same prompt are equally right. The chance level for k > 1 is RAGEN's union bound; the exact one is
-    in collapse_extras.py.
+    `exact_chance`.
     """
     order = np.argsort(-cross.means, axis=1, kind="stable")  # the first column wins a tie
     right = np.asarray(cross.prompts)[order] == cross.own_prompt[:, None]
@@ -235,7 +236,7 @@ def first_turn_coverage(lengths: Sequence[int]) -> dict[str, float]:
     }
 
 
-# ---- What RAGEN's 29 collapse numbers leave open: distinct prompts, exact chance, what is attainable, and chan
+# ---- beyond RAGEN's 29 numbers: distinct prompts, exact chance, what is attainable, permutation tests -------------
 #
 # Here every prompt is one column, however often it was sampled, so that the bound is log of the prompts there are.
 
@@ -360,7 +361,7 @@ def _tail(null: Array, seen: float) -> float:
     return float((1 + (null >= seen - slack).sum()) / (1 + len(null)))
 
 
-# ---- Collapse numbers in words: a verdict, and the caveats that apply to the numbers at hand ----------------------
+# ---- in words: a verdict, and the caveats that apply to the numbers at hand ---------------------------------------
 
 SIGNIFICANT = 0.05
 STRONG = 0.5  # of the way from chance to certainty

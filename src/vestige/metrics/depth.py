@@ -177,7 +177,7 @@ def excess_scores(excess: Sequence[tuple[float, float]]) -> tuple[float | None, 
     return weighted(layers, eps), layers
 
 
-# ---- The depth of one example: both stages of patched evidence in, what they come to out --------------------------
+# ---- the depth of one example, from both stages of patched evidence -----------------------------------------------
 #
 # The one definition behind `vestige depth` (depth/scores.py) and the metric `uds` of a suite
 # (suites/handlers/depth.py).

@@ -29,6 +29,8 @@ class Dialect:
     rows: int | None = None  # how many rows of each data set are read unless a limit is given
 
 
+# Handlers for which open-unlearning drops the last label. It is meant to be the end token of chat data; of plain text
+# it is a real token, which is dropped all the same. Probability, loss, zlib and truth ratio count it.
 _NO_EOS = frozenset({"exact_memorization", "extraction_strength", "mia_min_k", "mia_min_k_plus_plus", "mia_gradnorm"})
 
 DIALECTS: dict[str, Dialect] = {

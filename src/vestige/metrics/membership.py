@@ -37,7 +37,7 @@ def _lowest_share(values: Array, k: float) -> Array:
     n = values.shape[-1]
     if n == 0:
         return np.full(values.shape[:-1], np.nan)
-    count = max(1, int(n * k))
+    count = max(1, int(n * k))  # rounded down, as published: 0.4 of 7 tokens are 2
     # sort, not partition: NaN must come out as NaN, and partition would hide it behind the smallest
     smallest = np.sort(values.astype(np.float64), axis=-1)[..., :count]
     lowest = -smallest.mean(axis=-1)

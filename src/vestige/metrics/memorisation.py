@@ -108,7 +108,7 @@ def extraction_strength(t: TokenStats, floor: bool = False, normalised: bool = F
     return 1 - last_miss / steps
 
 
-# ---- Ratios of likelihoods: does the model prefer the truth to near misses? ---------------------------------------
+# ---- ratios of likelihoods: does the model prefer the truth to near misses? ---------------------------------------
 
 EPSILON = 1e-10  # in every published formula; keeps a zero from dividing
 
@@ -125,7 +125,7 @@ def probability_w_options(correct: Array | float, wrong: Array) -> Array:
 
 @metric(knows="low", source="Maini et al. 2024 (TOFU)")
 def truth_ratio(loss_correct: Array | float, loss_wrong: Array | float, prob_mean: bool = False) -> Array:
-    """How likely wrong answers are beside the right one: P(wrong) / P(right), on length-normalised probabilities.
+    """How likely wrong answers are, against the right one: P(wrong) / P(right), on length-normalised probabilities.
 
     Near 1: the model does not tell them apart (it does not know). Near 0: it knows. Losses are already means over
     several answers, so that the probabilities are geometric means.

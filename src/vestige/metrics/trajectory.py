@@ -90,8 +90,9 @@ def views(spec: str | Sequence[str] | None = None) -> tuple[str, ...]:
     >>> views(), views("eos")
     (('full', 'eos'), ('eos',))
     """
-    several = spec if isinstance(spec, Sequence) and not isinstance(spec, str) else [spec]
-    names = [str(name) for name in several] if spec else VIEWS
+    if not spec:
+        return VIEWS
+    names = [spec] if isinstance(spec, str) else [str(name) for name in spec]
     for name in names:
         if name not in VIEWS:
             raise unknown_name("view", name, VIEWS, "Set trajectory_config.include_views to one or both.")
@@ -250,11 +251,6 @@ def follow(trace: Trace, trajectory: str, steps: Sequence[int] | None = None) ->
     return Path(trace, source if steps is None else source[steps])
 
 
-def read(trace: Trace, stream: int = 0, trajectory: str = "steps", length: int | None = None) -> TokenStats:
-    """One answer along one trajectory, for a single look; `follow` is for several."""
-    return follow(trace, trajectory).stats(stream, length)
-
-
 def at_step(t: TokenStats, step: int) -> TokenStats:
     """One step of a (steps, tokens) reading, as views into it."""
     if not 0 <= step < len(t.top1):
@@ -286,7 +282,7 @@ def in_text_order(t: TokenStats) -> TokenStats:
     return replace(t, order=np.broadcast_to(np.arange(t.tokens), t.top1.shape), steps=t.tokens)
 
 
-# ---- Which steps of a denoising run are reported, and what many runs say about each step --------------------------
+# ---- which steps of a denoising run are reported, and how rows are spread at each step ----------------------------
 #
 # The guide can be read in two ways where only some passes are reported (`fixation_steps_count`):
 #
@@ -341,19 +337,6 @@ def thin(trace: Trace, interval: int) -> Trace:
     )
 
 
-def extend(values: Sequence[float | None] | Array, steps: int) -> Array:
-    """One run's curve made `steps` long: a run that ended earlier keeps its last value.
-
-    >>> extend([0.5, 0.25], 4).tolist()
-    [0.5, 0.25, 0.25, 0.25]
-    """
-    curve = np.asarray(values, dtype=float)
-    if len(curve) > steps:
-        raise UserError(f"A curve of {len(curve)} steps does not fit into {steps}: extend to the longest run.")
-    rest = np.full(steps - len(curve), curve[-1] if len(curve) else np.nan)
-    return np.concatenate([curve, rest])
-
-
 def distribution(values: Sequence[Sequence[float | None]] | Array) -> dict[str, Array]:
     """What (runs, steps) values say of each step. Missing ones (None, NaN) are left out; a step without any is NaN.
 
@@ -383,7 +366,7 @@ def _describe(values: Array) -> dict[str, Array]:
     return dict(zip(STATISTICS, (np.asarray(x) for x in found), strict=True))
 
 
-# ---- Decisions that are taken back: what DiffusionGemma accepted on its way and does not keep ---------------------
+# ---- decisions that are taken back: what DiffusionGemma accepted on its way and does not keep ---------------------
 #
 # Each pass decides afresh which positions it accepts, so a position has a first acceptance, the beginning of its final
 # unbroken run of acceptances (the one trajectories use), and acceptances taken back in between.
@@ -407,17 +390,13 @@ def revoked(accepted: Array) -> Array:
     return np.asarray((accepted[:-1] & ~accepted[1:]).sum(axis=0))
 
 
-def written(trace: Trace) -> Array:
-    """The token that stood accepted after each pass (passes, positions); -1 where none did."""
-    return np.where(trace.accepted, trace.proposal, -1)
-
-
 def ever_accepted(trace: Trace, labels: Array) -> Array:
     """Where the true token was accepted by some pass and later taken back: not accepted any more, or another token.
 
     The last pass can take back too: the text is its first choice, whatever was accepted before.
     """
-    true = written(trace) == labels[None, :]
+    stands = np.where(trace.accepted, trace.proposal, -1)  # the token that stood accepted after each pass
+    true = stands == labels[None, :]
     lost = true & ~np.concatenate([true[1:], (trace.final == labels)[None, :]])
     return np.asarray(lost.any(axis=0))
 
@@ -435,10 +414,9 @@ class Revision:
     revoked: int  # acceptances taken back, all of them
 
 
-def revision(trace: Trace, stream: int, length: int | None = None) -> Revision:
-    """One answer's, in the first `length` positions of the window."""
+def revision(trace: Trace, stream: int) -> Revision:
+    """What became of one answer's tokens in the whole window."""
     seen: Array = np.array((trace.proposal >= 0).any(axis=0))
-    seen[len(seen) if length is None else length :] = False
     labels = trace.labels[stream] if len(trace.labels) else np.full(len(seen), IGNORE)
     scored = seen & (labels != IGNORE)
     ever = ever_accepted(trace, labels) & scored

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vestige.report import attacks_part, depth_part, rows_part, tree_part
 from vestige.report.eval_part import handler_of
 from vestige.report.glossary import group
-from vestige.verdict.facts import commands, facts_of
-from vestige.verdict.judge import reading_against, verdict
-from vestige.verdict.runs import SIDE, AttackedRun, ModelRuns, References, handlers, path_values, split_of
+from vestige.verdict.facts import commands
+from vestige.verdict.judge import judge, reading_against
+from vestige.verdict.runs import SIDE, AttackedRun, JudgedRuns, ModelRuns, path_handlers, path_values, split_of
 
 if TYPE_CHECKING:
     from vestige.report.assemble import PageWork
@@ -100,19 +101,19 @@ def judged(work: PageWork, e: Entry, full: Entry | None, retain: Entry | None) -
     stressed = [attacks_part.attacked_in(source) for source, _ in work.stresses.get(e.id, ())]
     model = runs_of(work, e, [a for by in stressed for a in by.get("model", ())])
     control = [runs_of(work, retain, [a for by in stressed for a in by.get("retain", ())])] if retain else []
-    references = References(runs_of(work, full) if full else None, [*control, *(runs_of(work, m) for m in others)])
-    named = {**dict(tree_part.told(e.values)), **handlers(model.values)}
-    told = commands(e.path, full.path if full else "", retain.path if retain else "", model.evals)
-    _read_by(e, model, references)
-    return verdict(facts_of(model, references, named, told if model.evals or not handlers(model.values) else {}))
-
-
-def _read_by(e: Entry, model: ModelRuns, references: References) -> None:
-    """Readings beside the numbers of forget rows: against the yardstick, where there is one, not against fixed ends."""
+    along_path = path_handlers(model.values)
+    model = replace(model, handlers={**dict(tree_part.told(e.values)), **along_path})
+    missing: dict[str, str] = {}
+    if model.evals or not along_path:
+        missing = commands(e.path, full.path if full else "", retain.path if retain else "", model.evals)
+    references = [*control, *(runs_of(work, m) for m in others)]
+    runs = JudgedRuns(model, runs_of(work, full) if full else None, references, missing)
+    # Readings of the forget rows' numbers: against full and retain model, where there are such, not against fixed ends.
     for metric, value in e.values.items():
-        words = reading_against(model, references, metric) if value.get("v") is not None else ""
+        words = reading_against(runs, metric) if value.get("v") is not None else ""
         if words:
             value["reading"] = words
+    return judge(runs)
 
 
 def runs_of(work: PageWork, e: Entry, attacks: Sequence[AttackedRun] = ()) -> ModelRuns:

@@ -27,7 +27,7 @@ from vestige.store.archive import moved
 from vestige.store.comparable import Number, mixtures, number_of
 from vestige.store.files import read_scores, result_file
 from vestige.store.kinds import data_fingerprints, read_manifest
-from vestige.suites.definitions import refuse_other_number
+from vestige.suites.dialect_points import refuse_other_number
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
 

@@ -15,7 +15,7 @@ from vestige.metrics.dialects import DIALECTS, Dialect
 from vestige.metrics.explanations import PARTS
 from vestige.results.listing import metric_configs
 from vestige.show.tables import table
-from vestige.suites.definitions import BOUNDARY, MASK, PUBLISHED, departure, dialect_points
+from vestige.suites.dialect_points import BOUNDARY, MASK, PUBLISHED, departure, dialect_points
 from vestige.suites.registry import HANDLERS, canonical
 from vestige.suites.spec import RESERVED
 

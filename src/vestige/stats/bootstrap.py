@@ -2,9 +2,6 @@
 
 A resampling is a row of counts: how often each example was drawn. Every statistic here is a function of counts, so
 one matrix product serves thousands of resamplings, and statistics that share examples can share counts.
-
-In: values by example. Out: intervals and differences with their intervals. Callers: engine/scores.py,
-depth/scores.py, results/compare.py, the room meta.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from vestige.stats import vectors
-from vestige.stats.vectors import normal_below, student_quantile
 from vestige.types import Array
 
 LEVEL = 0.95
@@ -30,7 +26,7 @@ class Sample:
     """Values of some rows of one data set. Samples of the same group are resampled together, row by row.
 
     Rows are kept in the order of their names, whatever order they come in: products with counts add in that order.
-    Rows that hang together (questions about one author) name their cluster; then clusters are drawn, not rows.
+    Rows that belong together (questions about one author) name their cluster; then clusters are drawn, not rows.
     """
 
     group: str
@@ -146,14 +142,14 @@ def strata(samples: Sequence[Sample]) -> list[Stratum]:
         known = rows.setdefault(s.group, {})
         for row, cluster in zip(s.rows, s.clusters or [None] * len(s), strict=True):
             known[row] = cluster if cluster is not None else known.get(row)
-    out, hanging = [], {}
+    out, with_clusters = [], {}
     for group, known in rows.items():
         if set(known.values()) <= {None}:
             # Sorted by number, so that it does not matter which metric came first.
             out.append(Stratum(group, {group: _numbered(known)}, len(known), clustered=False))
         else:
-            hanging[group] = known
-    for groups in _sharing(hanging) if hanging else ():
+            with_clusters[group] = known
+    for groups in _sharing(with_clusters):
         labels = {g: {row: _label(g, row, c) for row, c in rows[g].items()} for g in groups}
         unit = _numbered(dict.fromkeys(label for r in labels.values() for label in r.values()))
         columns = {g: {row: unit[label] for row, label in r.items()} for g, r in labels.items()}
@@ -259,7 +255,9 @@ def within_unit(ends: tuple[float, float]) -> tuple[float, float]:
 def _tails(n: int, level: float) -> tuple[float, float]:
     if n < 2:
         return 0.0, 1.0
-    tail = normal_below(student_quantile(n - 1, (1 - level) / 2) * math.sqrt(n / (n - 1)))
+    from scipy.special import ndtr
+
+    tail = float(ndtr(-vectors.student_reach(n - 1, level) * math.sqrt(n / (n - 1))))
     return tail, 1 - tail
 
 

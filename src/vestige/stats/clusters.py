@@ -1,4 +1,4 @@
-"""Rows that hang together (questions about one author, chunks of one document) are not independent: clusters are.
+"""Rows that belong together (questions about one author, chunks of one document) are not independent: clusters are.
 
 A number's standard error is how much it moves when one cluster is left out after the other (the cluster jackknife),
 and its interval is read from Student's distribution:
@@ -9,10 +9,6 @@ and its interval is read from Student's distribution:
 For a mean this is the sum of squared cluster sums of residuals over n^2, each divided by (1 - its share of the rows)
 squared: for clusters of equal size G / (G - 1) times the plain sum. Plain degrees of freedom (G - 1) cover too seldom
 when sizes differ; docs/statistics.md has what was measured. Fewer than five clusters have no interval.
-
-In: values by row and the cluster of each row. Out: spreads (value, standard error, degrees of freedom) that give
-intervals, one-sided bounds and p-values. Callers: engine/scores.py, depth/scores.py, results/compare.py,
-verdict/judge.py, the room meta.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 Both come from the same rows, so the share's interval is Fieller's: all shares c for which gap - c * scale could be 0.
 Its ends are one-sided tests: "low end above c" and "gap - c * scale is significantly above 0" are the same.
 
-In: differences with their variances (stats/clusters.py), or plain numbers where rows are not known. Out: shares,
-intervals, what could have been detected, how many rows would decide. Callers: verdict/points.py, the room judging.
+Variances are those of stats/clusters.py; where rows are not known there are only plain numbers. Verdicts are made of
+contrasts.
 """
 
 from __future__ import annotations
@@ -87,10 +87,11 @@ class Contrast:
         """
         if self.share is None or not self.rows:
             return None
-        error, room = self.error_at(math.copysign(margin, self.share)), abs(abs(self.share) - margin)
+        error = self.error_at(math.copysign(margin, self.share))
+        distance = abs(abs(self.share) - margin)
         if error is None:
             return None
-        needed = self.rows * (self.reach(tail, power) * error / max(room, margin / 10)) ** 2
+        needed = self.rows * (self.reach(tail, power) * error / max(distance, margin / 10)) ** 2
         digits = 10 ** max(0, int(math.log10(max(needed, 1))) - 1)
         return int(math.ceil(max(needed, self.rows + 1) / digits) * digits)
 

@@ -106,7 +106,7 @@ def stress(ask: Stress) -> list[AttackRow]:
         if isinstance(record, WeightsAttack) and record.check:
             for budget in _budgets(ask, record.name):
                 record.check(record.settings_for(ask, budget))
-    _keep_apart(ask)
+    _refuse_inputs_in_output(ask)
     with open_run(ask.out, "stress") as run:
         return _stress(ask, run)
 
@@ -164,7 +164,7 @@ def plan_words(ask: Stress) -> str:
     return f"Plan: {counted(evaluations(ask), 'evaluation')}: {', '.join(['before any attack', *attacks])}{control}."
 
 
-def _keep_apart(ask: Stress) -> None:
+def _refuse_inputs_in_output(ask: Stress) -> None:
     asked = {"data": ask.held_out, "checkpoints": ask.keep}
     written = ["stress.json", MANIFEST, "evals", *(name for name, wanted in asked.items() if wanted)]
     inputs = {"--model": ask.model, "--retain-model": ask.retain_model, "--data": ask.data}
@@ -359,12 +359,13 @@ def explained(rows: Sequence[AttackRow]) -> str:
 
 def judged(out: Path) -> list[str]:
     """What each attack says, as the verdict judges it: against the control, over all budgets."""
-    from vestige.verdict.judge import JudgeAsk, judge_runs
+    from vestige.verdict.judge import judge
+    from vestige.verdict.runs import read_runs
 
     before = {who: out / "evals" / who / "before" for who in ("model", "retain")}
     if not all(any(place.glob("*_EVAL.json")) for place in before.values()):
         return []  # without a control nothing can be judged
-    found = judge_runs(JudgeAsk([before["model"]], retain=[before["retain"]], stress=[out]))
+    found = judge(read_runs([before["model"]], retain=[before["retain"]], stress=[out]))
     return [e["text"] for e in found["evidence"] if e["panel"] == "attacks"]
 
 

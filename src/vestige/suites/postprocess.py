@@ -1,8 +1,4 @@
-"""Scores that code makes of other scores: a suite's function (`postprocess: NAME`), or a plug-in's evaluator.
-
-In: scores, and what the code returned. Out: scores, and the suite that names them. Callers: engine/scores.py,
-engine/evaluate.py and engine/evaluator_session.py.
-"""
+"""Scores that code makes of other scores: a suite's function (`postprocess: NAME`), or a plug-in's evaluator."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Handlers by name: how a metric config turns into wants and into a score. A registry is a dict.
 
-In: the name of a handler, which suites/handlers or a plug-in has entered. Out: its two functions. Callers:
-engine/prepare.py for wants, engine/scores.py for scores. A handler is asked twice, with a model's work between: what it
-wants, and what the evidence amounts to. That is why it never sees a model.
+A handler is asked twice, with a model's work between: what it wants, and what the evidence amounts to. That is why it
+never sees a model.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from vestige.metrics.cards import CARDS, Card
 from vestige.metrics.dialects import Dialect
-from vestige.suites.steps import Scored
+from vestige.suites.steps import AnyScore
 from vestige.types import Rows, Score, Text, TokenStats, Trace
 from vestige.wants import ClassifierWant, Wants
 
@@ -80,8 +79,8 @@ class Inputs:
     dialect: Dialect
     data: Mapping[str, Rows]  # by access key
     evidence: Evidence
-    parents: Mapping[str, Scored] = field(default_factory=dict)  # by access key
-    references: Mapping[str, Mapping[str, Scored | None]] = field(default_factory=dict)  # file -> access key -> score
+    parents: Mapping[str, AnyScore] = field(default_factory=dict)  # by access key
+    references: Mapping[str, Mapping[str, AnyScore | None]] = field(default_factory=dict)  # file -> access key -> score
     words: Words | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric is missing, and why
     at_step: AtStep | None = None  # of a trajectory: runs a metric that wants a model, on the logits of one step
@@ -91,7 +90,7 @@ class Inputs:
         """The one data set of a metric that has one."""
         return next(iter(self.data.values()))
 
-    def reference(self, access_key: str) -> Scored | None:
+    def reference(self, access_key: str) -> AnyScore | None:
         """The score a reference file holds under `access_key`, whichever file that is."""
         for scores in self.references.values():
             if access_key in scores:
@@ -105,13 +104,16 @@ WantsOf = Callable[["MetricSpec", Mapping[str, Rows], Dialect], Wants]
 
 
 def no_wants(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """Of metrics that are computed from other metrics alone."""
     return Wants()
 
 
 @dataclass(frozen=True)
 class Handler:
+    """A handler as it was registered."""
+
     name: str
-    function: Callable[[Inputs], Scored]
+    function: Callable[[Inputs], AnyScore]
     wants: WantsOf = no_wants
     classify: Callable[[Inputs], list[ClassifierWant]] | None = None
     doc: str = ""
@@ -132,10 +134,11 @@ ALIASES = {"forget_truth_ratio": "truth_ratio"}  # names in circulation in older
 
 
 def canonical(name: str) -> str:
+    """The name under which a handler is registered."""
     return name if name in HANDLERS else ALIASES.get(name, name)
 
 
-Scorer = TypeVar("Scorer", bound=Callable[[Inputs], Scored])
+Scorer = TypeVar("Scorer", bound=Callable[[Inputs], AnyScore])
 
 
 def handler(

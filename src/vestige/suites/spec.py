@@ -3,8 +3,8 @@
 Two spellings mean the same. Compact (ours): a parent or data set is *named* and looked up once in the library.
 Written out (open-unlearning's): its whole config stands in place. An entry with a `handler` is written out.
 
-In: composed configuration (configs/compose.py), or a manifest. Out: SuiteSpec, metrics in an order in which parents
-come first. Callers: engine/config.py, engine/stored.py, and whatever lists or explains metrics.
+A SuiteSpec lists its metrics in an order in which parents come first. It is read from composed configuration
+(configs/compose.py) or from a manifest.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 from vestige.errors import UserError, did_you_mean, unknown_name
-from vestige.schema import check_form
 from vestige.suites.registry import HANDLERS, TRAJECTORY, canonical, no_wants
 
 log = logging.getLogger("vestige.suites")
@@ -26,6 +25,8 @@ MetricConfig = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class DataSpec:
+    """A data set of a metric, by the key under which its handler finds it."""
+
     name: str
     access_key: str
     config: MetricConfig  # {handler, args}
@@ -47,6 +48,8 @@ class ReferenceSpec:
 
 @dataclass(frozen=True)
 class MetricSpec:
+    """One metric of a suite, read in full."""
+
     name: str
     handler: str
     datasets: tuple[DataSpec, ...] = ()
@@ -107,29 +110,29 @@ RESERVED = {
 WITHOUT_EFFECT = {"batch_size"}
 
 
-class _ReferenceForm(TypedDict, total=False):
-    path: str | list[str] | None
-    include: dict[str, dict[str, Any] | None] | None
+# Parts of a metric config that hold settings; of the first three each entry does.
+MAPPINGS = ("datasets", "pre_compute", "reference_logs", "generation_args", "collators", "trajectory_config")
 
 
-class _SamplingForm(TypedDict, total=False):
-    sampler_kwargs: dict[str, Any] | None
-
-
-class MetricConfigForm(TypedDict, total=False):
-    """What a metric's configuration looks like; its own settings are beside these."""
-
-    handler: str | None
-    datasets: dict[str, dict[str, Any] | None] | None
-    pre_compute: dict[str, dict[str, Any] | None] | None
-    reference_logs: dict[str, _ReferenceForm | None] | None
-    generation_args: dict[str, Any] | None
-    collators: dict[str, Any] | None
-    trajectory_config: _SamplingForm | None
+def _check_shape(config: MetricConfig, where: str) -> None:
+    """In YAML a list or a word is easily written where settings are expected."""
+    for key in MAPPINGS:
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where}: {key} must hold settings (name: value), it is {value!r}; correct its settings.")
+        for name, entry in value.items() if key in MAPPINGS[:3] else ():
+            if entry is not None and not isinstance(entry, Mapping):
+                raise UserError(
+                    f"{where}: {key}.{name} must hold settings (name: value), it is {entry!r}; correct its settings."
+                )
 
 
 @dataclass
 class _Reader:
+    """Reads metrics by name, each once, parents before what is made of them."""
+
     library: Library
     settings: Mapping[str, Any]  # eval.<suite>.metrics: a metric's settings hold wherever it is a parent
     metrics: dict[str, MetricSpec] = field(default_factory=dict)
@@ -138,7 +141,7 @@ class _Reader:
     def read(self, name: str, given: MetricConfig | None) -> str:
         """Registers the metric `name` and, before it, its parents; returns the name it goes by."""
         config = self._config(name, given)
-        check_form(config, MetricConfigForm, f"Metric '{name}'", "correct its settings")
+        _check_shape(config, f"Metric '{name}'")
         if name in self.metrics:
             return name
         if name in self.open:
@@ -178,21 +181,35 @@ class _Reader:
             collators=dict(config.get("collators") or {}),
             params=params,
         )
-        _check_data(spec)
+        # A metric that asks the model about rows needs rows: known before anything runs.
+        if not spec.datasets and handler != TRAJECTORY and HANDLERS[handler].wants is not no_wants:
+            raise UserError(
+                f"Metric '{name}' (handler {handler}) names no data; add datasets: {{NAME: {{access_key: KEY}}}} to "
+                f"it, NAME from data/datasets (`vestige ls datasets` lists them)."
+            )
         self.metrics[name] = spec if handler != TRAJECTORY else self._with_children(spec, config)
         return name
 
     def _with_children(self, spec: MetricSpec, config: MetricConfig) -> MetricSpec:
         """A trajectory metric with the metrics it computes at every step; its own data are theirs by default."""
-        from vestige.suites.trajectory import reference_keys
+        from vestige.suites.trajectory import child_configs, reference_keys
 
         recorded = config.get("children")
         if recorded:  # read back from a manifest, which is complete
             inner, children = _Reader(Named(recorded["metrics"]), {}), dict.fromkeys(recorded["top"])
         else:
-            children, defined = self._children(spec, config)
+            own = self._own()
+            named = {*self.library.metric_names(), *own}
+            children, defined = child_configs(
+                spec.params,
+                spec.name,
+                config.get("datasets") or {},
+                lambda name: own.get(name) or self.library.metric(name),
+                HANDLERS,
+                named,
+            )
             # As in a suite: a metric's settings hold wherever it is a parent, in whatever order they are named.
-            inner = _Reader(self.library, {**self._own(), **defined})
+            inner = _Reader(self.library, {**own, **defined})
         top = tuple(inner.read(name, child) for name, child in children.items())
         for name, child in inner.metrics.items():
             if HANDLERS[child.handler].live is not None and not child.datasets:
@@ -216,24 +233,13 @@ class _Reader:
                 found.setdefault(data.access_key, data)
         return tuple(found.values())
 
-    def _children(self, spec: MetricSpec, config: MetricConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-        own = self._own()
-
-        def of_suite(name: str) -> MetricConfig | None:
-            return own.get(name) or self.library.metric(name)
-
-        named = {*self.library.metric_names(), *own}
-        data = config.get("datasets") or {}
-        from vestige.suites.trajectory import child_configs
-
-        return child_configs(spec.params, spec.name, data, of_suite, HANDLERS, named)
-
     def _own(self) -> dict[str, MetricConfig]:
-        """Metrics that the suite defines in place, with a handler, beside the library's."""
+        """Metrics that the suite defines in place, with a handler, besides the library's."""
         own = {name: said for name, said in self.settings.items() if said and said.get("handler")}
         return {name: said for name, said in own.items() if said["handler"] != TRAJECTORY}
 
     def _config(self, name: str, given: MetricConfig | None) -> MetricConfig:
+        """A metric's whole configuration: what stands in place, laid on the suite's, laid on the library's."""
         if given and given.get("handler") == TRAJECTORY and TRAJECTORY in self.library.metric_names():
             # Said to be a trajectory metric, and perhaps little else: the suite's own fills in metrics and data.
             return merged(self.library.metric(TRAJECTORY) or {}, given)
@@ -248,6 +254,7 @@ class _Reader:
         return merged(merged(found, said), given or {})
 
     def _dataset(self, name: str, given: MetricConfig | None) -> DataSpec:
+        """A data set by its name in the library, or written out."""
         config = dict(given or {})
         if not config.get("handler"):
             source = str(config.pop("from", name))
@@ -258,17 +265,8 @@ class _Reader:
         return DataSpec(name, str(config.pop("access_key", name)), config)
 
 
-def _check_data(spec: MetricSpec) -> None:
-    """A metric that asks the model about rows needs rows: known before anything runs."""
-    if spec.datasets or spec.handler == TRAJECTORY or HANDLERS[spec.handler].wants is no_wants:
-        return
-    raise UserError(
-        f"Metric '{spec.name}' (handler {spec.handler}) names no data; add datasets: {{NAME: {{access_key: KEY}}}} to "
-        f"it, NAME from data/datasets (`vestige ls datasets` lists them)."
-    )
-
-
 def _reference(name: str, given: MetricConfig | None) -> ReferenceSpec:
+    """Retain logs that a metric compares with; several files are runs of other training seeds."""
     config = given or {}
     include = {str(k): str((v or {}).get("access_key", k)) for k, v in (config.get("include") or {}).items()}
     path = config.get("path")
@@ -296,8 +294,13 @@ def read_suite(name: str, config: MetricConfig, library: Library, only: Iterable
     metrics = config.get("metrics") or {}
     if isinstance(metrics, list):
         metrics = {str(m): {} for m in metrics}
-    form = dict[str, dict[str, Any] | None]
-    check_form(metrics, form, f"eval.{name}.metrics", "write a name and its settings for each metric")
+    if not isinstance(metrics, Mapping):
+        raise UserError(f"eval.{name}.metrics is {metrics!r}; write a name and its settings for each metric.")
+    for metric, settings in metrics.items():
+        if settings is not None and not isinstance(settings, Mapping):
+            raise UserError(
+                f"eval.{name}.metrics.{metric} is {settings!r}; write a name and its settings for each metric."
+            )
     wanted = dict.fromkeys(only if only is not None else metrics)
     reader = _Reader(library, metrics)
     top = tuple(map(reader.read, wanted, map(metrics.get, wanted)))

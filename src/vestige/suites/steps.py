@@ -1,8 +1,5 @@
 """Scores with a leading axis of denoising steps, and how code that knows one step meets them.
 
-In: what a handler made of evidence with a step axis, or Scores of single steps. Out: StepScores, or the Score of one
-step. Callers: the handlers, which are written once for both, and handlers/trajectory*.py.
-
 The axis rule of metrics holds for handlers, too: in a row, a number is an array over steps (NaN: there is none), and a
 text that changes is an array of texts. What has no axis is the same at every step.
 """
@@ -68,40 +65,44 @@ class StepScores:
     @classmethod
     def of(cls, scores: Sequence[Score]) -> StepScores:
         """Scores of single steps as one record."""
-        rows = [s.value_by_index for s in scores]
-        indices = dict.fromkeys(i for r in rows for i in r or {})
-        there = any(r is not None for r in rows)
-        by_index = {i: stacked([(r or {}).get(i, {}) for r in rows]) for i in indices} if there else None
-        names = dict.fromkeys(name for s in scores for name in s.extra)
+        by_index: dict[str, Any] | None = None
+        if any(score.value_by_index is not None for score in scores):
+            rows = [score.value_by_index or {} for score in scores]
+            indices = dict.fromkeys(index for step in rows for index in step)  # in order of first appearance
+            by_index = {index: stacked([step.get(index, {}) for step in rows]) for index in indices}
+        names = dict.fromkeys(name for score in scores for name in score.extra)
         return cls(
-            _numbers([s.agg_value for s in scores]),
-            by_index,
-            np.array([s.reason for s in scores], dtype=object),
-            tuple(s.notes for s in scores),
-            np.array([r is not None for r in rows]),
-            {name: _objects([s.extra.get(name) for s in scores]) for name in names},
+            agg_value=_numbers([score.agg_value for score in scores]),
+            value_by_index=by_index,
+            reason=np.array([score.reason for score in scores], dtype=object),
+            notes=tuple(score.notes for score in scores),
+            with_rows=np.array([score.value_by_index is not None for score in scores]),
+            extra={name: _objects([score.extra.get(name) for score in scores]) for name in names},
         )
 
     @classmethod
     def constant(cls, score: Score, steps: int) -> StepScores:
         """A score that is the same at every step: most often one without a value, for one reason."""
         return cls(
-            np.full(steps, np.nan if score.agg_value is None else score.agg_value),
-            score.value_by_index,
-            np.full(steps, score.reason, dtype=object),
-            (score.notes,) * steps,
-            np.full(steps, score.value_by_index is not None),
-            score.extra,
+            agg_value=np.full(steps, np.nan if score.agg_value is None else score.agg_value),
+            value_by_index=score.value_by_index,
+            reason=np.full(steps, score.reason, dtype=object),
+            notes=(score.notes,) * steps,
+            with_rows=np.full(steps, score.value_by_index is not None),
+            extra=score.extra,
         )
 
     def without(self, missing: Array) -> StepScores:
         """The same with no value at steps that have a reason for it."""
         gone = missing != ""
+        notes = list(self.notes)
+        for step in np.flatnonzero(gone):
+            notes[step] = ()
         return replace(
             self,
             agg_value=np.where(gone, np.nan, self.agg_value),
             reason=np.where(gone, missing, self.reason),
-            notes=tuple(() if g else n for g, n in zip(gone, self.notes, strict=True)),
+            notes=tuple(notes),
             with_rows=self.with_rows & ~gone,
         )
 
@@ -122,7 +123,7 @@ class Columns:
         return found
 
 
-Scored = Score | StepScores
+AnyScore = Score | StepScores
 
 
 def steps_of(*things: Any) -> int | None:
@@ -135,21 +136,25 @@ def steps_of(*things: Any) -> int | None:
     return None
 
 
-def at_each_step(function: Callable[..., Score], *things: Any) -> Scored:
+def at_each_step(function: Callable[..., Score], *things: Any) -> AnyScore:
     """A function of one state's scores, at each step. KS tests, AUCs and harmonic means need whole vectors: no formula
     of theirs lets an axis through.
     """
     steps = steps_of(*things)
-    return function(*things) if steps is None else StepScores.of(list(_each(function, steps, *things)))
+    if steps is None:
+        return function(*things)
+    return StepScores.of([function(*_at_step(things, step)) for step in range(steps)])
 
 
 def words_at_each_step(function: Callable[..., str], *things: Any) -> str | Array:
     """The same for a function that answers in words."""
     steps = steps_of(*things)
-    return function(*things) if steps is None else np.array(list(_each(function, steps, *things)), dtype=object)
+    if steps is None:
+        return function(*things)
+    return np.array([function(*_at_step(things, step)) for step in range(steps)], dtype=object)
 
 
-def unless(missing: str | Array, make: Callable[[], Scored]) -> Scored:
+def unless(missing: str | Array, make: Callable[[], AnyScore]) -> AnyScore:
     """What `make` gives, except where what it needs is missing: one reason, or one for each step."""
     if isinstance(missing, str):
         return Score(None, reason=missing) if missing else make()
@@ -160,9 +165,9 @@ def unless(missing: str | Array, make: Callable[[], Scored]) -> Scored:
     return found.without(missing) if any(missing) else found
 
 
-def _each(function: Callable[..., T], steps: int, *things: Any) -> Iterator[T]:
-    for step in range(steps):
-        yield function(*(t.at(step) if isinstance(t, (StepScores, Columns)) else t for t in things))
+def _at_step(things: Sequence[Any], step: int) -> list[Any]:
+    """Arguments of one step; what has no step axis is the same at every step."""
+    return [thing.at(step) if isinstance(thing, (StepScores, Columns)) else thing for thing in things]
 
 
 def picked(value: Any, step: int) -> Any:
@@ -177,13 +182,16 @@ def picked(value: Any, step: int) -> Any:
         return value.at(step).to_json()
     if isinstance(value, Mapping):
         found = {k: picked(v, step) for k, v in value.items()}
-        return {k: v for k, v in found.items() if k != "reason" or v}
+        if not found.get("reason", True):  # this step has a value: its row has no reason, as in a plain Score
+            del found["reason"]
+        return found
     if isinstance(value, list):
         return [picked(v, step) for v in value]
     if not isinstance(value, np.ndarray):
         return value
     one = value[step]
-    one = one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one
+    if isinstance(one, (np.ndarray, np.generic)):
+        one = one.tolist()
     return None if isinstance(one, float) and np.isnan(one) else one
 
 
@@ -194,8 +202,11 @@ def stacked(values: Sequence[Any]) -> Any:
     {'score': array([ 1., nan]), 'text': 'a', 'reason': array(['', 'broken'], dtype=object)}
     """
     if all(isinstance(v, Mapping) for v in values):
-        fields = dict.fromkeys(k for v in values for k in v)
-        return {k: stacked([v.get(k, "" if k == "reason" else None) for v in values]) for k in fields}
+        out = {}
+        for key in dict.fromkeys(key for v in values for key in v):  # in order of first appearance
+            absent = "" if key == "reason" else None
+            out[key] = stacked([v.get(key, absent) for v in values])
+        return out
     if all(isinstance(v, list) for v in values) and len({len(v) for v in values}) == 1:
         return [stacked(answer) for answer in zip(*values, strict=True)]
     if all(v is None or isinstance(v, (int, float)) for v in values):
@@ -204,10 +215,12 @@ def stacked(values: Sequence[Any]) -> Any:
 
 
 def _numbers(values: Sequence[float | None]) -> Array:
+    """Numbers of single steps, NaN where there is none."""
     return np.array([np.nan if v is None else v for v in values], dtype=float)
 
 
 def _objects(values: Sequence[Any]) -> Array:
+    """Anything else, one object for each step."""
     out = np.empty(len(values), dtype=object)
     for i, v in enumerate(values):  # numpy would make axes of lists
         out[i] = v

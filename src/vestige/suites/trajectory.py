@@ -59,54 +59,59 @@ class TrajectoryConfig:
         return self.denoising.max_new_tokens
 
 
+# What `trajectory_config` may hold.
+SETTINGS = {
+    "sampler_kwargs", "include_views", "trajectories", "logit_alignment", "logits_source", "logits_path",
+    "evaluation_mode", "rouge_prediction_source", "eos_token_id", "store_per_sample", "legacy_flat",
+    "fixation_steps_count", "guide_defaults",
+} | WITHOUT_EFFECT  # fmt: skip
+
+
 def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     """The `trajectory_config` of a metric; what it does not say has the guide's defaults."""
-    given = _mapping(params.get("trajectory_config"), "trajectory_config", metric)
-    sampling = _mapping(given.pop("sampler_kwargs", None), "sampler_kwargs", metric)
-    guide = bool(given.pop("guide_defaults", False))
+    given = dict(params.get("trajectory_config") or {})
+    unknown = sorted(set(given) - SETTINGS)
+    if unknown:
+        raise unknown_name("trajectory_config setting", unknown[0], SETTINGS, f"(metric '{metric}')")
+    sampling = _mapping(given.get("sampler_kwargs"), "sampler_kwargs", metric)
+    guide = bool(given.get("guide_defaults", False))
     interval = sampling.pop("trajectory_sample_interval", None)
     if interval is None:
         interval = GUIDE_INTERVAL if guide else 1
     interval = _whole(interval, "trajectory_sample_interval", metric)
-    counts = _one_of(str(given.pop("fixation_steps_count", "captures")), FIXATION_COUNTS, "fixation_steps_count")
-    mode = str(given.pop("evaluation_mode", "unguided"))
-    alignment = str(given.pop("logit_alignment", "same_position"))
+    alignment = str(given.get("logit_alignment", "same_position"))
     if alignment not in ALIGNMENTS:
         raise UserError(f"logit_alignment must be 'causal' or 'same_position', got {alignment!r} (metric '{metric}').")
-    source = _one_of(str(given.pop("logits_source", "sampler")), ("sampler", "external"), "logits_source")
-    path = given.pop("logits_path", None)
+    path = given.get("logits_path")
+    source = _one_of(given.get("logits_source", "sampler"), ("sampler", "external"), "logits_source")
     if (source == "external") != (path is not None):
         raise UserError(f"Metric '{metric}': logits_source external and logits_path (a saved tensor file) go together.")
-    notes = tuple(
-        f"{k}=false has no effect" for k in ("return_logits", "return_fixation_steps") if given.get(k) is False
-    )
-    denoising = read_denoising({**sampling, "mode": mode}, metric)
+    notes = []
+    for name in ("return_logits", "return_fixation_steps"):
+        if given.get(name) is False:
+            notes.append(f"{name}=false has no effect")
+    denoising = read_denoising({**sampling, "mode": str(given.get("evaluation_mode", "unguided"))}, metric)
     if denoising.takes_back and interval > 1:
-        notes += (
+        notes.append(
             f"trajectory_sample_interval={interval} counts decided tokens, and this sampler takes decisions back: "
-            "every pass is reported",
+            "every pass is reported"
         )
         interval = 1
-    config = TrajectoryConfig(
+    text_source = given.get("rouge_prediction_source", "logits_argmax")
+    return TrajectoryConfig(
         denoising=denoising,
-        views=views(given.pop("include_views", None)),
-        trajectories=_trajectories(given.pop("trajectories", None) or DEFAULT_TRAJECTORIES),
+        views=views(given.get("include_views")),
+        trajectories=_trajectories(given.get("trajectories") or DEFAULT_TRAJECTORIES),
         alignment=alignment,
         interval=interval,
-        fixation_counts=counts,
-        text_source=_one_of(
-            str(given.pop("rouge_prediction_source", "logits_argmax")), TEXT_SOURCES, "rouge_prediction_source"
-        ),
-        eos_ids=_ids(given.pop("eos_token_id", None), "eos_token_id", metric),
+        fixation_counts=_one_of(given.get("fixation_steps_count", "captures"), FIXATION_COUNTS, "fixation_steps_count"),
+        text_source=_one_of(text_source, TEXT_SOURCES, "rouge_prediction_source"),
+        eos_ids=_ids(given.get("eos_token_id"), "eos_token_id", metric),
         logits_path=None if path is None else str(path),
-        store_per_sample=bool(given.pop("store_per_sample", params.get("store_per_sample", guide))),
-        legacy_flat=bool(given.pop("legacy_flat", params.get("legacy_flat", guide))),
-        notes=notes,
+        store_per_sample=bool(given.get("store_per_sample", params.get("store_per_sample", guide))),
+        legacy_flat=bool(given.get("legacy_flat", params.get("legacy_flat", guide))),
+        notes=tuple(notes),
     )
-    unknown = sorted(set(given) - WITHOUT_EFFECT)
-    if unknown:
-        raise unknown_name("trajectory_config setting", unknown[0], _known_settings(), f"(metric '{metric}')")
-    return config
 
 
 def reference_keys(metric: str, compared: Iterable[str]) -> dict[str, str]:
@@ -126,21 +131,13 @@ def last_step_key(metric: str) -> str:
 
 
 def _trajectories(given: Any) -> tuple[str, ...]:
+    """Names of trajectories, one or several, each once."""
     several = isinstance(given, Sequence) and not isinstance(given, str)
     names = tuple(dict.fromkeys(map(str, given if several else [given])))
     for name in names:
         if name not in TRAJECTORIES:
             raise UserError(f"Unknown trajectory '{name}' (known: {', '.join(TRAJECTORIES)})")
     return names
-
-
-def _known_settings() -> list[str]:
-    return sorted({
-        "sampler_kwargs", "include_views", "trajectories", "logit_alignment", "logits_source", "logits_path",
-        "evaluation_mode", "rouge_prediction_source", "eos_token_id", "store_per_sample", "legacy_flat",
-        "fixation_steps_count", "guide_defaults",
-        *WITHOUT_EFFECT,
-    })  # fmt: skip
 
 
 def read_denoising(given: Mapping[str, Any], metric: str = TRAJECTORY) -> Denoising:
@@ -164,7 +161,7 @@ def read_denoising(given: Mapping[str, Any], metric: str = TRAJECTORY) -> Denois
 
 
 def _from_dream(said: dict[str, Any], metric: str) -> dict[str, Any]:
-    """`sampler=dream` fills masks as mdlm does, `alg` says which go first; what draws beside that is refused.
+    """`sampler=dream` fills masks as mdlm does, `alg` says which go first; what else draws at random is refused.
 
     >>> _from_dream({"sampler": "dream", "alg": "entropy", "alg_temp": 0.0}, "m")
     {'sampler': 'mdlm', 'remasking': 'entropy'}
@@ -207,10 +204,10 @@ def _whole(value: Any, name: str, metric: str, least: int = 1) -> int:
     return value
 
 
-def _one_of(value: str, allowed: Iterable[str], name: str) -> str:
-    if value not in allowed:
-        raise unknown_name(name, value, allowed)
-    return value
+def _one_of(value: Any, allowed: Iterable[str], name: str) -> str:
+    if str(value) not in allowed:
+        raise unknown_name(name, str(value), allowed)
+    return str(value)
 
 
 def _ids(value: Any, name: str, metric: str) -> tuple[int, ...]:
@@ -219,31 +216,32 @@ def _ids(value: Any, name: str, metric: str) -> tuple[int, ...]:
     return tuple(_whole(v, name, metric, least=0) for v in given)
 
 
-Suite = Callable[[str], Mapping[str, Any] | None]  # a metric of the suite by name, with its whole config
+FindMetric = Callable[[str], Mapping[str, Any] | None]  # a metric of the suite by name, with its whole config
 
 
 @dataclass
-class _Children:
+class ChildReader:
     """The metrics to compute at each step, being read."""
 
     datasets: Mapping[str, Any]
-    suite: Suite
+    suite: FindMetric
     handlers: set[str]
     named: set[str]  # metrics of the suite
-    taken: dict[str, Any]  # one name, one definition: what the names of children and parents stand for
+    defined: dict[str, Any]  # one name, one definition: what the names of children and parents stand for
 
-    def child(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_child(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """One metric of the list, with its whole configuration."""
         config = dict(given)
         config.pop("display_name", None)
         source = str(config.pop("dataset_key", "")) or None
-        base = self._base(name, config.pop("handler", None))
+        base = self._find_base(name, config.pop("handler", None))
         if source:
             config.setdefault("datasets", {source: {}})
         if base.get("handler") == "extraction_strength" and config.pop("order", "text") == "decided":
             base["handler"] = DECIDED
-        return self._laid(name, base, config)
+        return self._apply_settings(name, base, config)
 
-    def _base(self, name: str, handler: str | None) -> dict[str, Any]:
+    def _find_base(self, name: str, handler: str | None) -> dict[str, Any]:
         """What a child's own settings are laid on: one of the suite's metrics, or a bare handler."""
         plain = handler or name
         rows = name in self.handlers and name in ("extraction_strength", "exact_memorization")
@@ -259,14 +257,14 @@ class _Children:
             f"Metric '{name}' not found in registry.{did_you_mean(name, known)} Available metrics: [{', '.join(known)}]"
         )
 
-    def _laid(self, name: str, base: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    def _apply_settings(self, name: str, base: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
         """`config` on `base`, the suite's metric. What parents are compared with follows them."""
         out = {**base, **config}
         if config.get("pre_compute"):
             before = base.get("pre_compute") or {}
             out["pre_compute"] = self._parents(name, config["pre_compute"], before)
             if base.get("reference_logs") and "reference_logs" not in config:
-                out["reference_logs"] = _redirected(base["reference_logs"], before, out["pre_compute"])
+                out["reference_logs"] = _follow_parents(base["reference_logs"], before, out["pre_compute"])
             if "datasets" not in config:
                 out.pop("datasets", None)
         elif not out.get("datasets") and not out.get("pre_compute"):
@@ -292,7 +290,7 @@ class _Children:
                 short = True
                 entry.pop("handler", None)
                 entry.pop("labels_field", None)  # the published code's way to say which rows
-                base = self._full(inherited[key], suites)
+                base = self._full_config(inherited[key], suites)
                 if handler != base.get("handler"):
                     base = {"handler": handler, "datasets": base.get("datasets")}
                 elif not entry:
@@ -305,12 +303,12 @@ class _Children:
                 out[parent] = {"access_key": key}
                 continue
             elif parent in self.named and not entry.get("handler"):
-                base = self._full(parent, {})
+                base = self._full_config(parent, {})
                 name = f"{child}_{parent}"
-            full = self._laid(name, base, entry)
-            if self.taken.setdefault(name, full) != full:
+            full = self._apply_settings(name, base, entry)
+            if self.defined.setdefault(name, full) != full:
                 name = f"{child}_{name}"
-                self.taken[name] = full
+                self.defined[name] = full
             out[name] = {**full, "access_key": key}
         if short:  # also a parent that is not named: of two entries `probability`, readers of YAML keep one
             keys = {entry["access_key"] for entry in out.values()}
@@ -323,7 +321,7 @@ class _Children:
             )
         return out
 
-    def _full(self, parent: str, written_out: Mapping[str, Any]) -> dict[str, Any]:
+    def _full_config(self, parent: str, written_out: Mapping[str, Any]) -> dict[str, Any]:
         """A parent's whole config: as it stands in place, else the suite's of that name."""
         entry = dict(written_out.get(parent) or {})
         entry.pop("access_key", None)
@@ -334,7 +332,7 @@ def child_configs(
     params: Mapping[str, Any],
     metric: str,
     datasets: Mapping[str, Any],
-    suite: Suite,
+    suite: FindMetric,
     handlers: Iterable[str],
     named: Iterable[str],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -354,9 +352,9 @@ def child_configs(
     kept = {str(name): config for name, config in asked.items() if only is None or name in only}
     if not kept:
         raise UserError(f"include_metrics of '{metric}' leaves none of {', '.join(asked)}.")
-    read = _Children(datasets, suite, set(handlers) - {TRAJECTORY}, set(named), dict.fromkeys(kept))
-    children = {name: read.child(name, config or {}) for name, config in kept.items()}
-    return children, {**read.taken, **children}
+    reader = ChildReader(datasets, suite, set(handlers) - {TRAJECTORY}, set(named), dict.fromkeys(kept))
+    children = {name: reader.read_child(name, config or {}) for name, config in kept.items()}
+    return children, {**reader.defined, **children}
 
 
 def _entries(given: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -369,7 +367,7 @@ def _entries(given: Any) -> list[tuple[str, dict[str, Any]]]:
     return [(str(k), dict(v or {})) for k, v in (given or {}).items()]
 
 
-def _redirected(logs: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def _follow_parents(logs: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """The suite's references with its parents replaced: a metric is compared with the retain model's same metric."""
     by_key = {str((e or {}).get("access_key", m)): m for m, e in now.items()}
     moved = {m: by_key.get(str((e or {}).get("access_key", m)), m) for m, e in before.items()}

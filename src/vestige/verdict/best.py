@@ -6,15 +6,13 @@ Every metric of the forget rows is placed between the model before unlearning an
 
 A positive share is what is left to forget, a negative one is over-forgetting: the model avoids what it should not know,
 which an observer can see. Each side has a scale of its own, because a retain model that finds answers unlikely leaves
-little room below it. The default rule, `closest`:
+little space below it. The default rule, `closest`:
 
     closeness = 1 - mean |share|        kept = utility now / utility before, at most 1
     score     = harmonic mean of both   (closeness alone where utility was not measured)
 
 A checkpoint has no score, and is never the best one, if a share is below -RULE.margin (over-forgotten), if less
 than RUINED of the utility is left (the silence of a broken model says little), or if nothing tells both models apart.
-
-In: numbers of one moment. Out: a Rank. Callers: watch/looking.py for every evaluation of a training run.
 """
 
 from __future__ import annotations
@@ -119,6 +117,7 @@ def closest(moment: RunMoment) -> Rank:
 
 
 def _kept(moment: RunMoment) -> float | None:
+    """The share of the utility that is left, at most 1."""
     now, before = moment.utility, moment.utility_before
     if now is None or not before or not math.isfinite(now):
         return None
@@ -126,6 +125,7 @@ def _kept(moment: RunMoment) -> float | None:
 
 
 def _nothing(moment: RunMoment) -> str:
+    """Why no metric could be placed between the two models."""
     if not moment.gauges:
         return "no metric of the forget rows was evaluated"
     if all(g.retain is None for g in moment.gauges):

@@ -1,13 +1,16 @@
-"""What a verdict may look at: measures, attacks over their budgets, damage, secrets. Plain numbers, no files.
+"""The facts of a verdict: measures, attacks over their budgets, damage and secrets, as plain numbers.
 
-In: nothing. Out: records. Made by the room judging from finished runs; read by verdict/points.py.
+    JudgedRuns (evaluations, layers, attacked copies of model, full and retain) --collect_facts--> AuditFacts
+
+Which metric speaks for which test is fixed here, before any value is seen: the first of its kind on the forget rows.
+A difference between models comes with the variance that leaving out one cluster of rows after the other shows.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
@@ -22,12 +25,27 @@ from vestige.stats.clusters import jackknife
 from vestige.stats.contrast import Contrast
 from vestige.stats.vectors import share_interval
 from vestige.verdict.rule import TESTS
-from vestige.verdict.runs import PATH, AttackedRun, Evaluated, ModelRuns, References
+from vestige.verdict.runs import PATH, AttackedRun, Evaluated, JudgedRuns, ModelRuns
+
+# The first of these that was evaluated says how able the model still is.
+UTILITY = (
+    "model_utility", "utility", "retain_Q_A_ROUGE", "retain_ROUGE", "retain_knowmem_ROUGE", "utility_rel",
+    "retain_Q_A_Prob",
+)  # fmt: skip
+# Which handler speaks for which test; the second are the rows that say their secret.
+SPEAKS = {"rouge": "says", "secrets_said": "says", "probability": "likely"}
+SECRETS = "secrets_said"
+# Of the membership attacks one is judged: the first of these that was tried, else the first there is.
+MEMBERSHIP = ("mia_min_k", "mia_min_k_plus_plus", "mia_loss")
+FLUENCY = {"repetition": False, "said_likelihood": True}  # handler -> whether it is lost as a share of the reference's
+
+
+# ---- records ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One metric of the audited model beside the references'. High means "knows" (of utility: able)."""
+    """One metric of the audited model next to the references'. High means "knows" (of utility: able)."""
 
     metric: str
     test: str  # says | likely | membership | layers | utility | repetition | said_likelihood
@@ -82,7 +100,7 @@ class SecretCounts:
 
 @dataclass(frozen=True)
 class AuditFacts:
-    """All of it, for one model."""
+    """Everything the rule may look at, for one model."""
 
     measures: Sequence[Measure] = ()
     attacks: Sequence[AttackCurve] = ()
@@ -98,379 +116,373 @@ class AuditFacts:
     notes: Sequence[str] = ()  # further limits, as sentences
 
 
-# ---- Contrasts from rows: clusters are left out one after the other, for gap, scale and both together -------------
-#
-# In: estimates (functions of how often each row is drawn). Out: compare.contrast.Contrast. Caller: verdict/facts.py.
+def collect_facts(runs: JudgedRuns) -> AuditFacts:
+    """Everything a verdict may look at."""
+    forget_rows = _forget_rows(runs.model)
+    measures = _measure_outputs(runs)
+    measures += [m for m in (_measure_membership(runs), _measure_layers(runs.model, forget_rows)) if m is not None]
+    return AuditFacts(
+        measures=measures,
+        attacks=_attack_curves(runs),
+        utility=_measure_utility(runs),
+        fluency=_measure_fluency(runs),
+        secrets=_count_secrets(runs),
+        has_retain=bool(runs.retain),
+        has_full=runs.full is not None,
+        retain_runs=len(runs.retain),
+        retain_spread=_retain_spread(runs),
+        clustered=forget_rows is not None and forget_rows.clusters is not None,
+        commands=runs.commands,
+    )
 
 
-def mean_of(estimates: Sequence[Estimate]) -> Statistic:
+# ---- contrasts from rows ------------------------------------------------------------------------------------------
+
+
+def _mean_of(estimates: Sequence[Estimate]) -> Statistic:
     """The mean of several runs' statistics: retain models trained with other seeds, attacks with other seeds."""
     return lambda counts: np.mean([e.statistic(counts) for e in estimates], axis=0)
 
 
-def contrast(gap: Statistic, scale: Statistic | float, samples: Sequence[Sample]) -> Contrast:
-    """Both statistics with variances and covariance. A scale that is a number is taken as exact."""
-    fixed = bootstrap.constant(scale) if isinstance(scale, float) else scale
+def _estimates_of(models: Sequence[ModelRuns], metric: str) -> list[Estimate]:
+    """A metric by its rows, of those models whose rows are known."""
+    estimates = [model.estimate(metric) for model in models]
+    return [estimate for estimate in estimates if estimate is not None]
+
+
+def _value_of(model: ModelRuns | None, metric: str) -> float | None:
+    return None if model is None else model.value(metric)
+
+
+def _difference(a: Statistic, b: Statistic) -> Statistic:
+    return bootstrap.combined(np.subtract, a, b)
+
+
+def _samples_of(*estimates: Estimate) -> list[Sample]:
+    return [sample for estimate in estimates for sample in estimate.samples]
+
+
+def _contrast(gap: Statistic, scale: Statistic | float, samples: Sequence[Sample]) -> Contrast:
+    """Gap and scale with their variances and covariance, clusters left out one after the other for gap, scale and both
+    together. A scale that is a number is taken as exact.
+    """
+    exact = isinstance(scale, float)
+    of_scale = bootstrap.constant(scale) if isinstance(scale, float) else scale
     first = jackknife(gap, samples)
-    at = float(fixed(bootstrap.once)[0])
+    at = float(of_scale(bootstrap.once)[0])
     rows = len({(s.group, row) for s in samples for row in s.rows})
     if first.se is None or first.df is None:
         return Contrast(first.value, at, rows=rows, clusters=first.clusters)
-    if isinstance(scale, float):
+    if exact:
         return Contrast(first.value, at, first.se**2, df=first.df, rows=rows, clusters=first.clusters)
-    second, both = jackknife(fixed, samples), jackknife(difference(gap, fixed), samples)
-    var_scale, var_both = (second.se or 0.0) ** 2, (both.se or 0.0) ** 2
+    var_scale = (jackknife(of_scale, samples).se or 0.0) ** 2
+    var_both = (jackknife(_difference(gap, of_scale), samples).se or 0.0) ** 2
     covariance = (first.se**2 + var_scale - var_both) / 2
     return Contrast(first.value, at, first.se**2, var_scale, covariance, first.df, rows, first.clusters)
 
 
-def difference(a: Statistic, b: Statistic) -> Statistic:
-    return bootstrap.combined(np.subtract, a, b)
+# What there was to forget before any attack, and the rows it rests on; a number where rows are not known.
+Scale = tuple[Statistic | float, list[Sample]]
 
 
-# ---- Attacks over all of their budgets: the attacked model against the attacked control, row by row ---------------
+def _scale_of(runs: JudgedRuns, metric: str) -> Scale | None:
+    """Full less retain, before any attack."""
+    base, top = _mean([r.value(metric) for r in runs.retain]), runs.ceiling(metric)
+    if base is None or top is None:
+        return None
+    retain = _estimates_of(runs.retain, metric)
+    full = runs.full.estimate(metric) if runs.full else None
+    if len(retain) < len(runs.retain) or (runs.full and full is None):
+        return float(top - base), []
+    if full is None:
+        return _difference(bootstrap.constant(top), _mean_of(retain)), _samples_of(*retain)
+    return _difference(full.statistic, _mean_of(retain)), _samples_of(*retain, full)
+
+
+def contrast_with_retain(runs: JudgedRuns, metric: str) -> tuple[Contrast | None, str]:
+    """Model less retain on the way to full, or why there is none. Without a full model the way goes to 1."""
+    retain = [r for r in runs.retain if r.value(metric) is not None]
+    if not retain:
+        return None, "the retain model was not measured so" if runs.retain else ""
+    ceiling = runs.ceiling(metric)
+    if ceiling is None:
+        return None, "the full model was not measured so"
+    mine, theirs = runs.model.estimate(metric), _estimates_of(retain, metric)
+    if mine is None or len(theirs) < len(retain):
+        return _contrast_of_numbers(runs, metric, retain, ceiling), ""
+    found = _scale_of(runs, metric)
+    assert found is not None
+    scale, rows = found
+    return _contrast(_difference(mine.statistic, _mean_of(theirs)), scale, [*_samples_of(mine, *theirs), *rows]), ""
+
+
+def _contrast_of_numbers(runs: JudgedRuns, metric: str, retain: Sequence[ModelRuns], ceiling: float) -> Contrast:
+    """Where rows are not known: the intervals of the numbers, as if each model had rows of its own."""
+    base = _mean([r.value(metric) for r in retain]) or 0.0
+    mine = runs.model.variance(metric)
+    theirs = (retain[0].variance(metric) or 0.0) / len(retain)
+    top = (runs.full.variance(metric) if runs.full else None) or 0.0
+    gap, scale = (runs.model.value(metric) or 0.0) - base, ceiling - base
+    return Contrast(gap, scale, None if mine is None else mine + theirs, top + theirs, theirs)
+
+
+# ---- knowledge ----------------------------------------------------------------------------------------------------
+
+
+def _measure(runs: JudgedRuns, metric: str, test: str, secrets: bool = False) -> Measure:
+    """A metric of the forget rows, with its distance from the retain model."""
+    found, why = contrast_with_retain(runs, metric)
+    if secrets and found is not None:
+        found = found.at_least(_agresti(runs.model.estimate(metric)))
+    lo, hi = runs.model.interval(metric)
+    retain = _mean([r.value(metric) for r in runs.retain])
+    full = _value_of(runs.full, metric)
+    return Measure(metric, test, runs.model.value(metric), lo, hi, retain, full, found, secrets, why)
+
+
+def _measure_outputs(runs: JudgedRuns) -> list[Measure]:
+    """What it says and finds likely; of a diffusion model also on the way there."""
+    out = []
+    for handler, test in SPEAKS.items():
+        metric = runs.model.metric_of(handler)
+        if metric:
+            out.append(_measure(runs, metric, test, handler == SECRETS))
+    for metric, handler in runs.model.handlers.items():
+        if metric.endswith(PATH) and handler in SPEAKS:
+            out.append(_measure(runs, metric, SPEAKS[handler], handler == SECRETS))
+    return out
+
+
+def _measure_membership(runs: JudgedRuns) -> Measure | None:
+    """The attack that is judged: one is chosen before any value is seen."""
+    model = runs.model
+    tried = []
+    for evaluated in model.evals:
+        for metric in evaluated.results:
+            if is_attack(evaluated.handler(metric)) and evaluated.value(metric) is not None:
+                tried.append(metric)
+    for metric, handler in model.handlers.items():
+        if is_attack(handler) and model.value(metric) is not None:
+            tried.append(metric)
+    if not tried:
+        return None
+    judged = next((m for m in MEMBERSHIP if m in tried), tried[0])
+    return _measure(runs, judged, "membership")
+
+
+def _measure_layers(model: ModelRuns, forget_rows: Sample | None) -> Measure | None:
+    """Of the depth score, 1 - UDS is the share of the way by definition."""
+    scored: dict[str, float] = {}
+    for i, record in enumerate(model.depth):
+        uds = number(record.get("uds"))
+        if uds is not None:
+            scored[str(record.get("idx", i))] = uds
+    lo, hi = model.interval("uds")
+    if scored:
+        rows = tuple(scored)
+        clusters = None
+        if forget_rows is not None and forget_rows.clusters is not None:  # depth rows have the forget rows' numbers
+            cluster_of = dict(zip(forget_rows.rows, forget_rows.clusters, strict=True))
+            clusters = tuple(cluster_of.get(row, f"row {row}") for row in rows)
+        sample = Sample("depth", rows, 1 - np.asarray(list(scored.values()), float), clusters)
+        found = _contrast(bootstrap.mean(sample), 1.0, [sample])
+        return Measure("uds", "layers", 1 - found.gap, lo, hi, 1.0, 0.0, found)
+    value = model.value("uds")
+    if value is None:
+        return None
+    return Measure("uds", "layers", value, lo, hi, 1.0, 0.0, Contrast(1 - value, 1.0, model.variance("uds")))
+
+
+def _forget_rows(model: ModelRuns) -> Sample | None:
+    """The forget rows of the evaluation that has values for most of them."""
+    found = []
+    for handler in SPEAKS:
+        metric = model.metric_of(handler)
+        estimate = model.estimate(metric) if metric else None
+        if estimate is not None and estimate.rows is not None:
+            found.append(estimate.rows)
+    return max(found, key=len, default=None)
+
+
+def _retain_spread(runs: JudgedRuns) -> float:
+    """Of several retain runs: the largest standard deviation between them on a measure, as a share of the way."""
+    found = [0.0]
+    for handler in ("rouge", "probability"):
+        metric = runs.model.metric_of(handler)
+        values = [r.value(metric) for r in runs.retain]
+        known = [value for value in values if value is not None]
+        top = runs.ceiling(metric)
+        if metric and len(known) > 1 and top is not None:
+            center = float(np.mean(known))
+            if top > center:
+                found.append(float(np.std(known, ddof=1)) / (top - center))
+    return max(found)
+
+
+# ---- attacks over their budgets -----------------------------------------------------------------------------------
 #
 # The gap at a budget is model less control, both attacked with that budget. The scale is what there was to forget
 # before any attack (full less retain): where the control has learned nearly everything, a scale of what is left would
 # be tiny.
-#
-# In: attacked evaluations. Out: AttackCurves. Callers: verdict/facts.py; verdict/runs.py and the room report make
-# AttackedRuns.
-
-Span = tuple[Statistic | float, list[Sample]]  # what there was to forget, and the rows it rests on
-Scale = Callable[[str], Span | None]
 
 
-def attack_curves(
-    model: ModelRuns, retain: Sequence[ModelRuns], metrics: Mapping[str, bool], scale: Scale
-) -> list[AttackCurve]:
-    """A curve for each attack and metric; `metrics`: which to look at, and whether each counts secrets."""
+def _attack_curves(runs: JudgedRuns) -> list[AttackCurve]:
+    """A curve for each attack and each metric that speaks for a test."""
+    controls = [a for r in runs.retain for a in r.attacks]
     out = []
-    for attack in dict.fromkeys(a.attack for a in model.attacks):
-        mine = [a for a in model.attacks if a.attack == attack]
-        theirs = [a for r in retain for a in r.attacks if a.attack == attack]
-        for metric, secrets in metrics.items():
-            runs = [a for a in mine if a.value(metric) is not None]
-            if runs:
-                out.append(_curve(model, retain, metric, runs, theirs, scale, secrets))
+    for attack in dict.fromkeys(a.attack for a in runs.model.attacks):
+        for handler in SPEAKS:
+            metric = runs.model.metric_of(handler)
+            mine = [a for a in runs.model.attacks if a.attack == attack and a.value(metric) is not None]
+            theirs = [a for a in controls if a.attack == attack and a.value(metric) is not None]
+            if metric and mine:
+                out.append(_attack_curve(runs, metric, mine, theirs, handler == SECRETS))
     return out
 
 
-def _curve(
-    model: ModelRuns,
-    retain: Sequence[ModelRuns],
-    metric: str,
-    mine: Sequence[AttackedRun],
-    theirs: Sequence[AttackedRun],
-    scale: Scale,
-    secrets: bool,
+def _attack_curve(
+    runs: JudgedRuns, metric: str, mine: Sequence[AttackedRun], theirs: Sequence[AttackedRun], secrets: bool
 ) -> AttackCurve:
-    points, controlled = [], False
-    budgets = list(dict.fromkeys(a.budget for a in mine))
-    for budget in budgets:
+    """One attack on one metric, budget by budget."""
+    points = []
+    controlled, seeds = False, 1
+    for budget in dict.fromkeys(a.budget for a in mine):
         copies = [a for a in mine if a.budget == budget]
-        controls = [a for a in theirs if a.budget == budget and a.value(metric) is not None]
+        controls = [a for a in theirs if a.budget == budget]
         controlled = controlled or bool(controls)
-        at = [a.value(metric) for a in copies]
-        others = [a.value(metric) for a in controls] or [r.value(metric) for r in retain]
-        value, control = _mean_of_seeds(at), _mean_of_seeds(others)
+        seeds = max(seeds, len(copies))
+        value = _mean([a.value(metric) for a in copies])
+        control = _mean([a.value(metric) for a in controls or runs.retain])
         assert value is not None
-        found = _contrast(model, retain, metric, copies, controls, scale) if control is not None else None
+        found = _contrast_under_attack(runs, metric, copies, controls) if control is not None else None
         points.append(AttackPoint(budget, value, control, found))
     first = mine[0]
-    seeds = max(sum(a.budget == b for a in mine) for b in budgets)
     return AttackCurve(
-        first.attack, metric, first.teaches, points, controlled, model.value(metric), first.unit, seeds, secrets,
+        first.attack, metric, first.teaches, points, controlled, runs.model.value(metric), first.unit, seeds, secrets,
         first.zero,
     )  # fmt: skip
 
 
-def _contrast(
-    model: ModelRuns,
-    retain: Sequence[ModelRuns],
-    metric: str,
-    copies: Sequence[AttackedRun],
-    controls: Sequence[AttackedRun],
-    scale: Scale,
+def _contrast_under_attack(
+    runs: JudgedRuns, metric: str, copies: Sequence[AttackedRun], controls: Sequence[AttackedRun]
 ) -> Contrast | None:
     """Attacked model less attacked control; without a control less the retain model as it is."""
-    span = scale(metric)
+    span = _scale_of(runs, metric)
     if span is None:
         return None
-    width, rows = span
-    plain = next((r for r in retain if r.value(metric) is not None), None)
-    mine = [a.estimate(metric, model.estimate(metric)) for a in copies]
-    control = plain.estimate(metric) if plain else None
-    theirs = [a.estimate(metric, control) for a in controls] if controls else [control]
+    scale, rows = span
+    retain = next((r for r in runs.retain if r.value(metric) is not None), None)
+    unattacked, plain = runs.model.estimate(metric), retain.estimate(metric) if retain else None
+    mine = [a.estimate(metric, unattacked) for a in copies]
+    theirs = [a.estimate(metric, plain) for a in controls] if controls else [plain]
     a, b = [e for e in mine if e is not None], [e for e in theirs if e is not None]
     if len(a) < len(mine) or len(b) < len(theirs) or not b:
-        base = (
-            _mean_of_seeds([c.value(metric) for c in controls])
-            if controls
-            else (plain.value(metric) if plain else None)
-        )
-        x = _mean_of_seeds([c.value(metric) for c in copies])
-        far = width if isinstance(width, float) else float(width(bootstrap.once)[0])
-        return None if base is None or x is None else Contrast(x - base, far)
-    samples = [s for e in (*a, *b) for s in e.samples]
-    found = contrast(difference(mean_of(a), mean_of(b)), width, [*samples, *rows])
-    return _with_seeds(found, [e.value for e in a], [e.value for e in b])
-
-
-def _with_seeds(found: Contrast, mine: Sequence[float], theirs: Sequence[float]) -> Contrast:
-    """What seeds of the attack add to the variance, where several were given."""
-    more = sum(float(np.var(x, ddof=1)) / len(x) for x in (mine, theirs) if len(x) > 1)
-    return found if found.var_gap is None or not more else replace(found, var_gap=found.var_gap + more)
-
-
-def _mean_of_seeds(values: Sequence[float | None]) -> float | None:
-    there = [v for v in values if v is not None]
-    return sum(there) / len(there) if there else None
-
-
-# ---- The facts of a verdict, from the finished runs of one model and of its references ----------------------------
-#
-#     ModelRuns (evaluations, layers, attacked copies) of model, full and retain --facts_of--> AuditFacts
-#
-# Which metric speaks for which test is fixed here, before any value is seen: the first of its kind on the forget rows.
-#
-# In: runs already read. Out: AuditFacts, for verdict/judge.py. Callers: verdict/runs.py, report/audits.py.
-
-# The first of these that was evaluated says how able the model still is.
-UTILITY = (
-    "model_utility", "utility", "retain_Q_A_ROUGE", "retain_ROUGE", "retain_knowmem_ROUGE", "utility_rel",
-    "retain_Q_A_Prob",
-)  # fmt: skip
-# Which handler speaks for which test; the second are the rows that say their secret.
-SPEAKS = {"rouge": "says", "secrets_said": "says", "probability": "likely"}
-SECRETS = "secrets_said"
-# Of the membership attacks one is judged: the first of these that was tried, else the first there is.
-MEMBERSHIP = ("mia_min_k", "mia_min_k_plus_plus", "mia_loss")
-FLUENCY = {"repetition": False, "said_likelihood": True}  # handler -> whether it is lost as a share of the reference's
-
-
-def facts_of(
-    model: ModelRuns,
-    references: References,
-    outputs: Mapping[str, str] | None = None,
-    commands: Mapping[str, str] | None = None,
-) -> AuditFacts:
-    """Everything a verdict may look at. `outputs`: metric -> handler of values that come without an evaluation."""
-    judge = FactFinder(model, references, outputs or {})
-    attacks = judge.attacks()
-    return AuditFacts(
-        measures=[m for m in (*judge.outputs(), judge.membership(), judge.layers()) if m is not None],
-        attacks=attacks,
-        utility=judge.utility(),
-        fluency=judge.fluency(),
-        secrets=judge.secrets(),
-        has_retain=bool(references.retain),
-        has_full=references.full is not None,
-        retain_runs=len(references.retain),
-        retain_spread=judge.spread(),
-        clustered=judge.clustered(),
-        commands=commands or {},
-    )
-
-
-class FactFinder:
-    def __init__(self, model: ModelRuns, references: References, outputs: Mapping[str, str]) -> None:
-        self.model, self.full, self.retain = model, references.full, list(references.retain)
-        self.told = outputs
-
-    def named(self, handler: str) -> str:
-        """The metric that speaks for a handler: measured by row if any was, else a number without rows."""
-        rows = next((m for e in self.model.evals if (m := e.first(handler))), "")
-        return rows or next((m for m, h in self.told.items() if h == handler and self.model.value(m) is not None), "")
-
-    # ---- knowledge
-
-    def outputs(self) -> list[Measure]:
-        found = [(self.named(handler), handler, test) for handler, test in SPEAKS.items()]
-        ways = [(m, h, SPEAKS[h]) for m, h in self.told.items() if m.endswith(PATH) and h in SPEAKS]
-        return [self.measure(metric, test, handler == SECRETS) for metric, handler, test in (*found, *ways) if metric]
-
-    def membership(self) -> Measure | None:
-        tried = [m for e in self.model.evals for m in e.results if is_attack(e.handler(m)) and e.value(m) is not None]
-        tried += [m for m, h in self.told.items() if is_attack(h) and self.model.value(m) is not None]
-        metric = next((m for m in MEMBERSHIP if m in tried), tried[0] if tried else "")
-        return self.measure(metric, "membership") if metric else None
-
-    def measure(self, metric: str, test: str, secrets: bool = False) -> Measure:
-        found, why = self.against_retain(metric)
-        if secrets and found is not None:
-            found = found.at_least(_agresti(self.model.estimate(metric)))
-        lo, hi = self.model.interval(metric)
-        return Measure(
-            metric, test, self.model.value(metric), lo, hi, _mean([r.value(metric) for r in self.retain]),
-            self.full.value(metric) if self.full else None, found, secrets, why,
-        )  # fmt: skip
-
-    def against_retain(self, metric: str) -> tuple[Contrast | None, str]:
-        """Model less retain on the way to full; without a full model the way goes to 1, the most there is."""
-        retain = [r for r in self.retain if r.value(metric) is not None]
-        if not retain:
-            return None, "the retain model was not measured so" if self.retain else ""
-        mine, theirs = self.model.estimate(metric), [e for r in retain if (e := r.estimate(metric))]
-        ceiling = 1.0 if self.full is None else self.full.value(metric)
-        if ceiling is None:
-            return None, "the full model was not measured so"
-        if mine is None or len(theirs) < len(retain):
-            return self._from_numbers(metric, retain, ceiling), ""
-        span = self.scale(metric)
-        assert span is not None
-        samples = [s for e in (mine, *theirs) for s in e.samples]
-        return contrast(difference(mine.statistic, mean_of(theirs)), span[0], [*samples, *span[1]]), ""
-
-    def _from_numbers(self, metric: str, retain: Sequence[ModelRuns], ceiling: float) -> Contrast:
-        """Where rows are not known: the intervals of the numbers, as if each model had rows of its own."""
-        base = _mean([r.value(metric) for r in retain]) or 0.0
-        mine = self.model.variance(metric)
-        theirs = (retain[0].variance(metric) or 0.0) / len(retain)
-        top = (self.full.variance(metric) if self.full else None) or 0.0
-        gap, scale = (self.model.value(metric) or 0.0) - base, ceiling - base
-        return Contrast(gap, scale, None if mine is None else mine + theirs, top + theirs, theirs)
-
-    def layers(self) -> Measure | None:
-        """Of the depth score, 1 - UDS is the share of the way by definition."""
-        scored = ((str(r.get("idx", i)), number(r.get("uds"))) for i, r in enumerate(self.model.depth))
-        rows = {i: uds for i, uds in scored if uds is not None}
-        lo, hi = self.model.interval("uds")
-        if rows:
-            s = Sample("depth", tuple(rows), 1 - np.asarray(list(rows.values()), float), self.clusters(tuple(rows)))
-            found = contrast(bootstrap.mean(s), 1.0, [s])
-            return Measure("uds", "layers", 1 - found.gap, lo, hi, 1.0, 0.0, found)
-        value = self.model.value("uds")
-        if value is None:
-            return None
-        return Measure("uds", "layers", value, lo, hi, 1.0, 0.0, Contrast(1 - value, 1.0, self.model.variance("uds")))
-
-    def attacks(self) -> list[AttackCurve]:
-        metrics = {m: handler == SECRETS for handler in SPEAKS if (m := self.named(handler))}
-        return attack_curves(self.model, self.retain, metrics, self.scale)
-
-    def scale(self, metric: str) -> Span | None:
-        """What there was to forget before any attack, with the rows behind it where they are known."""
-        base = _mean([r.value(metric) for r in self.retain])
-        top = 1.0 if self.full is None else self.full.value(metric)
-        if base is None or top is None:
-            return None
-        theirs = [e for r in self.retain if (e := r.estimate(metric))]
-        far = self.full.estimate(metric) if self.full else None
-        if len(theirs) < len(self.retain) or (self.full and far is None):
-            return float(top - base), []
-        samples = [s for e in (*theirs, *([far] if far else [])) for s in e.samples]
-        return difference(far.statistic if far else bootstrap.constant(top), mean_of(theirs)), samples
-
-    # ---- damage
-
-    def utility(self) -> Measure | None:
-        """gap = model - full, scale = full; the retain model stands in for a full one that was not measured."""
-        metric = next((m for m in UTILITY if self.model.value(m) is not None), "")
-        if not metric:
-            return None
-        others = [m for m in (self.full, *self.retain[:1]) if m is not None and m.value(metric)]
-        lo, hi = self.model.interval(metric)
-        value = self.model.value(metric)
-        if not others:
-            return Measure(metric, "utility", value, lo, hi)
-        top = others[0]
-        mine, theirs = self.model.estimate(metric), top.estimate(metric)
-        if mine is not None and theirs is not None:
-            samples = [*mine.samples, *theirs.samples]
-            found = contrast(difference(mine.statistic, theirs.statistic), theirs.statistic, samples)
+        value = _mean([c.value(metric) for c in copies])
+        if controls:
+            base = _mean([c.value(metric) for c in controls])
         else:
-            less = (value or 0.0) - (top.value(metric) or 0.0)
-            found = Contrast(less, top.value(metric) or 0.0, self.model.variance(metric))
-        retain, full = (None, top.value(metric)) if top is self.full else (top.value(metric), None)
-        return Measure(metric, "utility", value, lo, hi, retain, full, found)
-
-    def fluency(self) -> list[Measure]:
-        """How much worse its texts are than the retain model's (else the full model's) about the same rows."""
-        out = []
-        for handler, lost in FLUENCY.items():
-            metric = self.named(handler)
-            others = [m for m in (*self.retain[:1], self.full) if m is not None and m.value(metric) is not None]
-            if not metric:
-                continue
-            lo, hi = self.model.interval(metric)
-            retain, full = (
-                _mean([r.value(metric) for r in self.retain[:1]]),
-                self.full.value(metric) if self.full else None,
-            )
-            found = self._worse(metric, others[0], lost) if others else None
-            out.append(Measure(metric, handler, self.model.value(metric), lo, hi, retain, full, found))
-        return out
-
-    def _worse(self, metric: str, other: ModelRuns, lost: bool) -> Contrast:
-        """How much more of something bad there is, or what share of something good is lost."""
-        mine, theirs = self.model.estimate(metric), other.estimate(metric)
-        if mine is None or theirs is None:
-            less = (other.value(metric) or 0.0) - (self.model.value(metric) or 0.0)
-            return Contrast(less, other.value(metric) or 0.0) if lost else Contrast(-less, 1.0)
-        samples = [*mine.samples, *theirs.samples]
-        if lost:
-            return contrast(difference(theirs.statistic, mine.statistic), theirs.statistic, samples)
-        return contrast(difference(mine.statistic, theirs.statistic), 1.0, samples)
-
-    # ---- secrets, and what is common to all
-
-    def secrets(self) -> SecretCounts | None:
-        metric = self.named(SECRETS)
-        found = self.model.estimate(metric) if metric else None
-        holder = self.model.holder(metric) if metric else None
-        if found is None or found.rows is None or holder is None:
-            return None
-        lo, hi = self.model.interval(metric)
-        rows = holder.results[metric].get("value_by_index") or {}
-        counts = [_said(m, metric) for m in (self.retain[0] if self.retain else None, self.full)]
-        said = round(float(found.rows.values.sum()))
-        if said in (0, len(found.rows)):
-            # Rows that all agree show no spread, which does not mean that others would agree: Wilson's interval, by
-            # clusters where there are some.
-            units = len(set(found.rows.clusters or found.rows.rows))
-            lo, hi = share_interval(units if said else 0, units)
-        lo = None if lo is None else 0.0 if said == 0 else max(lo, 0.0)
-        hi = None if hi is None else min(hi, 1.0)
-        return SecretCounts(len(rows), len(found.rows), said, lo, hi, *counts)
-
-    def spread(self) -> float:
-        """Of several retain runs: the largest standard deviation between them on a measure, as a share of the way."""
-        found = []
-        for metric in filter(None, map(self.named, ("rouge", "probability"))):
-            values = [v for r in self.retain if (v := r.value(metric)) is not None]
-            top = self.full.value(metric) if self.full else 1.0
-            if len(values) > 1 and top is not None and top > float(np.mean(values)):
-                found.append(float(np.std(values, ddof=1)) / (top - float(np.mean(values))))
-        return max(found, default=0.0)
-
-    def forget_rows(self) -> Sample | None:
-        """The forget rows of the first evaluation that has values for single rows."""
-        named = [m for handler in SPEAKS if (m := self.named(handler))]
-        found = [e.rows for m in named if (e := self.model.estimate(m)) is not None and e.rows is not None]
-        return max(found, key=len, default=None)
-
-    def clusters(self, rows: Sequence[str]) -> tuple[str, ...] | None:
-        """The clusters of rows that another kind of run names by the numbers of the forget rows."""
-        known = self.forget_rows()
-        if known is None or known.clusters is None:
-            return None
-        of = dict(zip(known.rows, known.clusters, strict=True))
-        return tuple(of.get(row, f"row {row}") for row in rows)
-
-    def clustered(self) -> bool:
-        known = self.forget_rows()
-        return known is not None and known.clusters is not None
+            base = retain.value(metric) if retain else None
+        far = scale if isinstance(scale, float) else float(scale(bootstrap.once)[0])
+        return None if base is None or value is None else Contrast(value - base, far)
+    found = _contrast(_difference(_mean_of(a), _mean_of(b)), scale, [*_samples_of(*a, *b), *rows])
+    # What seeds of the attack add to the variance, where several were given.
+    of_seeds = 0.0
+    for estimates in (a, b):
+        if len(estimates) > 1:
+            of_seeds += float(np.var([e.value for e in estimates], ddof=1)) / len(estimates)
+    if found.var_gap is None or not of_seeds:
+        return found
+    return replace(found, var_gap=found.var_gap + of_seeds)
 
 
-def _said(model: ModelRuns | None, metric: str) -> int | None:
-    found = model.estimate(metric) if model else None
-    return None if found is None or found.rows is None else round(float(found.rows.values.sum()))
+# ---- damage -------------------------------------------------------------------------------------------------------
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    there = [v for v in values if v is not None]
-    return math.fsum(there) / len(there) if there else None
+def _measure_utility(runs: JudgedRuns) -> Measure | None:
+    """gap = model - full, scale = full; the retain model stands in for a full one that was not measured."""
+    metric = next((m for m in UTILITY if runs.model.value(m) is not None), "")
+    if not metric:
+        return None
+    lo, hi = runs.model.interval(metric)
+    value = runs.model.value(metric)
+    top = next((m for m in (runs.full, *runs.retain[:1]) if m is not None and m.value(metric)), None)
+    if top is None:
+        return Measure(metric, "utility", value, lo, hi)
+    mine, theirs = runs.model.estimate(metric), top.estimate(metric)
+    if mine is not None and theirs is not None:
+        gap = _difference(mine.statistic, theirs.statistic)
+        found = _contrast(gap, theirs.statistic, _samples_of(mine, theirs))
+    else:
+        at = top.value(metric) or 0.0
+        found = Contrast((value or 0.0) - at, at, runs.model.variance(metric))
+    if top is runs.full:
+        return Measure(metric, "utility", value, lo, hi, full=top.value(metric), contrast=found)
+    return Measure(metric, "utility", value, lo, hi, retain=top.value(metric), contrast=found)
+
+
+def _measure_fluency(runs: JudgedRuns) -> list[Measure]:
+    """How much worse its texts are than the retain model's (else the full model's) about the same rows."""
+    out = []
+    for handler, lost in FLUENCY.items():
+        metric = runs.model.metric_of(handler)
+        if not metric:
+            continue
+        lo, hi = runs.model.interval(metric)
+        first_retain = runs.retain[0] if runs.retain else None
+        retain, full = _value_of(first_retain, metric), _value_of(runs.full, metric)
+        found = None
+        for other in (first_retain, runs.full):
+            if found is None and other is not None and other.value(metric) is not None:
+                found = _worsening(runs.model, other, metric, lost)
+        out.append(Measure(metric, handler, runs.model.value(metric), lo, hi, retain, full, found))
+    return out
+
+
+def _worsening(model: ModelRuns, other: ModelRuns, metric: str, lost: bool) -> Contrast:
+    """How much more of something bad there is, or what share of something good is lost."""
+    mine, theirs = model.estimate(metric), other.estimate(metric)
+    if mine is None or theirs is None:
+        less = (other.value(metric) or 0.0) - (model.value(metric) or 0.0)
+        return Contrast(less, other.value(metric) or 0.0) if lost else Contrast(-less, 1.0)
+    samples = _samples_of(mine, theirs)
+    if lost:
+        return _contrast(_difference(theirs.statistic, mine.statistic), theirs.statistic, samples)
+    return _contrast(_difference(mine.statistic, theirs.statistic), 1.0, samples)
+
+
+# ---- secrets ------------------------------------------------------------------------------------------------------
+
+
+def _count_secrets(runs: JudgedRuns) -> SecretCounts | None:
+    """How many secrets the model says, with an interval that knows about rows that all agree."""
+    metric = runs.model.metric_of(SECRETS)
+    estimate = runs.model.estimate(metric) if metric else None
+    holder = runs.model.holder(metric) if metric else None
+    if estimate is None or estimate.rows is None or holder is None:
+        return None
+    sample = estimate.rows
+    lo, hi = runs.model.interval(metric)
+    said = round(float(sample.values.sum()))
+    if said in (0, len(sample)):
+        # Rows that all agree show no spread, which does not mean that others would agree: Wilson's interval, by
+        # clusters where there are some.
+        units = len(set(sample.clusters or sample.rows))
+        lo, hi = share_interval(units if said else 0, units)
+    if lo is not None:
+        lo = 0.0 if said == 0 else max(lo, 0.0)
+    if hi is not None:
+        hi = min(hi, 1.0)
+    rows = holder.results[metric].get("value_by_index") or {}
+    retain = _count_said(runs.retain[0], metric) if runs.retain else None
+    full = _count_said(runs.full, metric) if runs.full else None
+    return SecretCounts(len(rows), len(sample), said, lo, hi, retain, full)
+
+
+def _count_said(model: ModelRuns, metric: str) -> int | None:
+    found = model.estimate(metric)
+    if found is None or found.rows is None:
+        return None
+    return round(float(found.rows.values.sum()))
 
 
 def _agresti(found: Estimate | None) -> float:
@@ -482,12 +494,15 @@ def _agresti(found: Estimate | None) -> float:
     return p * (1 - p) / n
 
 
-# ---- The exact command for each test that was not made, from the paths of the runs at hand ------------------------
-#
-# In: paths of checkpoints, and the audited model's evaluations. Out: test -> command line. Callers: report/audits.py,
-# audit/run.py.
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of what was measured."""
+    known = [v for v in values if v is not None]
+    return math.fsum(known) / len(known) if known else None
 
-TEMPLATES = {
+
+# ---- the command for each test that was not made ------------------------------------------------------------------
+
+COMMANDS = {
     "says": "vestige eval {suite} --model {model} --data {data}",
     "likely": "vestige eval {suite} --model {model} --data {data}",
     "membership": "vestige eval {suite} --model {model} --data {data} --metrics mia_min_k",
@@ -504,22 +519,32 @@ def commands(
     evals: Sequence[Evaluated] = (),
     forget: str = "",
 ) -> dict[str, str]:
-    """What is not known is a word in capitals. `forget`: the file of the forget rows, if no evaluation names it."""
-    forget = forget or next((path for e in evals if (path := forget_file(e))), "")
+    """Test -> command line, from the paths of checkpoints. What is not known is a word in capitals.
+
+    `forget`: the file of the forget rows, if no evaluation names it.
+    """
+    suite = ""
+    for evaluated in evals:  # the first that names one
+        suite = suite or str((evaluated.manifest.get("config") or {}).get("suite") or "")
+        forget = forget or forget_file(evaluated)
+    suite = suite or "tofu"
     names = {
         "model": model or "MODEL",
         "full": full or "FULL",
         "retain": retain or "RETAIN",
         "forget": forget or "DATA/forget.jsonl",
         "data": str(PurePath(forget).parent) if forget else "DATA",
-        "suite": next((str(s) for e in evals if (s := (e.manifest.get("config") or {}).get("suite"))), "tofu"),
+        "suite": suite,
     }
     quoted = {key: shlex.quote(value) for key, value in names.items()}
-    quoted["of"] = "" if names["suite"] == "tofu" else f" --suite {quoted['suite']}"
-    return {test: TEMPLATES[test].format(**quoted) for test in TESTS}
+    quoted["of"] = "" if suite == "tofu" else f" --suite {quoted['suite']}"
+    return {test: COMMANDS[test].format(**quoted) for test in TESTS}
 
 
 def forget_file(evaluated: Evaluated) -> str:
     """The file of the forget rows, as the run names it; of a hub's data there is none."""
-    sources = [str(d.get("source") or "") for d in (evaluated.manifest.get("data") or {}).values()]
-    return next((s for s in sources if PurePath(s).stem == "forget" and PurePath(s).suffix), "")
+    for data in (evaluated.manifest.get("data") or {}).values():
+        path = PurePath(str(data.get("source") or ""))
+        if path.stem == "forget" and path.suffix:
+            return str(data["source"])
+    return ""

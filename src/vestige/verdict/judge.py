@@ -12,87 +12,94 @@ Three questions are answered apart. *Knowledge*: where is the model between the 
     looks_forgotten  something it says or finds likely is equivalent, and nothing speaks against it
     cannot_tell      anything else
 
-So a test that was not made can take "forgotten" away, and never give it. Thresholds are in verdict/rule.py.
-
-In: AuditFacts. Out: plain data (docs/report_format.md). Callers: the room judging. Pure: `word_of` needs nothing but
-the evidence, so that a verdict can be checked from report.json alone.
+So a test that was not made can take "forgotten" away, and never give it. Thresholds are in verdict/rule.py. `word_of`
+needs nothing but the evidence, so that a verdict can be checked from report.json alone (docs/report_format.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from vestige.errors import UserError
 from vestige.metrics.cards import direction_of, is_attack
-from vestige.verdict.facts import AuditFacts, FactFinder, facts_of
-from vestige.verdict.points import VerdictPoint, damage_points, in_words, knowledge_points, margin_of
+from vestige.verdict.facts import AuditFacts, collect_facts, contrast_with_retain
+from vestige.verdict.points import VerdictPoint, contrast_in_words, damage_points, knowledge_points, margin_of
 from vestige.verdict.rule import DEEP, RULE, TESTS, TITLES, VerdictRule
-from vestige.verdict.runs import (
-    SIDE,
-    AttackedRun,
-    ModelRuns,
-    References,
-    attacked_runs,
-    depth_records,
-    depth_value,
-    handlers,
-    model_runs,
-    split_of,
-)
+from vestige.verdict.runs import JudgedRuns, of_forget_rows
 from vestige.verdict.words import headline, limits, power_part, testing_text
 
 OUTPUTS = ("says", "likely")
 CONTENT = ("says", "likely", "layers", "teach", "disturb")  # what is known, as against that it was once trained on
 
 
-def verdict(facts: AuditFacts, rule: VerdictRule = RULE) -> dict[str, Any]:
-    """The word, three parts, the evidence, what could have been seen, and the limits."""
+def judge(runs: JudgedRuns, rule: VerdictRule = RULE) -> dict[str, Any]:
+    """The verdict on one model: the word, three parts, the evidence, what could have been seen, and the limits."""
+    return judge_facts(collect_facts(runs), rule)
+
+
+def judge_facts(facts: AuditFacts, rule: VerdictRule = RULE) -> dict[str, Any]:
+    """The same from facts alone."""
     known, harm = knowledge_points(facts, rule), damage_points(facts, rule)
-    knowledge, damage = _knowledge(known), _damage(harm)
-    testing = _testing(facts, known)
+    damage = _damage_part(harm)
     word = "not_forgotten" if _recites(facts, rule) else word_of(known, damage["state"], rule)
     leaks = any(p.state == "towards" for p in known)
     needed = [p.rows_needed for p in (*known, *harm) if p.rows_needed]
+    margin = margin_of(facts, rule)
     return {
         "word": word,
         "title": TITLES[word],
         "also": "still leaks" if word == "damaged" and leaks else None,
         "headline": headline(word, known, harm, facts),
-        "parts": {"knowledge": knowledge, "damage": damage, "testing": testing},
-        "secrets": _secrets(facts),
+        "parts": {"knowledge": _knowledge_part(known), "damage": damage, "testing": _testing_part(facts, known)},
+        "secrets": _secrets_part(facts),
         "evidence": [p.to_json() for p in (*known, *harm)],
-        "power": power_part(facts, margin_of(facts, rule), rule),
+        "power": power_part(facts, margin, rule),
         "rows_needed": max(needed) if needed and word in ("cannot_tell", "looks_forgotten") else None,
-        "limits": limits(facts, known, rule),
-        "margin": margin_of(facts, rule),
+        "limits": limits(facts, rule),
+        "margin": margin,
     }
+
+
+def reading_against(runs: JudgedRuns, metric: str) -> str:
+    """A number of the forget rows in words, against full and retain model; nothing where they do not tell."""
+    holder = runs.model.holder(metric)
+    handler = holder.handler(metric) if holder else ""
+    if not handler or not (of_forget_rows(metric) or is_attack(handler)):
+        return ""
+    try:
+        direction = direction_of(metric, handler)
+    except UserError:
+        return ""  # neither end of it means "knows"
+    if direction.knows != "high" or not direction.unit:
+        return ""
+    found, _ = contrast_with_retain(runs, metric)
+    return contrast_in_words(found, RULE) if found is not None else ""
 
 
 def word_of(known: Sequence[VerdictPoint], damage: str, rule: VerdictRule = RULE) -> str:
     """The rules of the module's text, in order."""
-    if damage == "damaged" or any(p.state == "beyond" for p in known):
+    states = {point.state for point in known}
+    if damage == "damaged" or "beyond" in states:
         return "damaged"
-    towards = [p for p in known if p.state == "towards"]
-    if any(p.test in CONTENT and _surely(p) > rule.most for p in towards):
-        return "not_forgotten"
-    if towards:
+    for point in known:
+        if point.state == "towards" and point.test in CONTENT:
+            low = point.share if point.lo is None else point.lo
+            if low is not None and low > rule.most:
+                return "not_forgotten"
+    if "towards" in states:
         return "partly"
-    passed = {t for t in TESTS if _states(known, t) == {"equivalent"}}
-    if passed == set(TESTS) and damage == "kept":
+    passed = [test for test in TESTS if _states(known, test) == {"equivalent"}]
+    if len(passed) == len(TESTS) and damage == "kept":
         return "forgotten"
-    return "looks_forgotten" if any("equivalent" in _states(known, t) for t in OUTPUTS) else "cannot_tell"
-
-
-def _surely(p: VerdictPoint) -> float:
-    low = p.share if p.lo is None else p.lo
-    return 0.0 if low is None else low
+    if any("equivalent" in _states(known, test) for test in OUTPUTS):
+        return "looks_forgotten"
+    return "cannot_tell"
 
 
 def _states(points: Sequence[VerdictPoint], test: str) -> set[str]:
-    return {p.state for p in points if p.test == test}
+    return {point.state for point in points if point.test == test}
 
 
 def _recites(facts: AuditFacts, rule: VerdictRule) -> bool:
@@ -102,52 +109,77 @@ def _recites(facts: AuditFacts, rule: VerdictRule) -> bool:
     secrets = facts.secrets
     if secrets is not None and secrets.lo is not None and secrets.lo > rule.most:
         return True
-    lows = [m.value if m.lo is None else m.lo for m in facts.measures if m.test == "says" and not m.secrets]
-    return any(low is not None and low >= rule.recites for low in lows)
+    for measure in facts.measures:
+        if measure.test == "says" and not measure.secrets:
+            low = measure.value if measure.lo is None else measure.lo
+            if low is not None and low >= rule.recites:
+                return True
+    return False
 
 
 # ---- the three parts ----------------------------------------------------------------------------------------------
 
 
-def _knowledge(known: Sequence[VerdictPoint]) -> dict[str, Any]:
+def _knowledge_state(known: Sequence[VerdictPoint]) -> str:
+    """One word for all measures of knowledge. A difference from the retain model outweighs agreement."""
     states = {p.state for p in known}
-    ahead, behind = "towards" in states, "beyond" in states
-    state = "mixed" if ahead and behind else "towards" if ahead else "beyond" if behind else ""
-    state = state or ("not_measured" if not known else "equivalent" if states == {"equivalent"} else "undecided")
-    # The one farthest from the retain model among those that give the part its state.
-    telling = [p for p in known if p.state == state] or list(known)
-    far = max((p for p in telling if p.share is not None), key=lambda p: abs(p.share or 0.0), default=None)
-    text = {
-        "equivalent": "Like a model that never knew, on every measure.",
-        "towards": "Nearer to the model that knows than a model that never knew.",
-        "beyond": "Over-forgotten: less than a model that never knew.",
-        "mixed": "Over-forgotten on some measures, and still there on others.",
-        "undecided": "These rows do not decide every measure.",
-        "not_measured": "Nothing was measured on the forget rows.",
-    }[state]
-    share, lo, hi = (None, None, None) if far is None else (far.share, far.lo, far.hi)
-    return {"state": state, "share": share, "lo": lo, "hi": hi, "text": text}
+    if not states:
+        return "not_measured"
+    if {"towards", "beyond"} <= states:
+        return "mixed"
+    if "towards" in states:
+        return "towards"
+    if "beyond" in states:
+        return "beyond"
+    # A single undecided measure keeps the whole from being called equivalent.
+    return "equivalent" if states == {"equivalent"} else "undecided"
 
 
-def _damage(harm: Sequence[VerdictPoint]) -> dict[str, Any]:
+NOT_MEASURED = VerdictPoint("", "", "", "", "")  # its numbers are None
+KNOWLEDGE_TEXT = {
+    "equivalent": "Like a model that never knew, on every measure.",
+    "towards": "Nearer to the model that knows than a model that never knew.",
+    "beyond": "Over-forgotten: less than a model that never knew.",
+    "mixed": "Over-forgotten on some measures, and still there on others.",
+    "undecided": "These rows do not decide every measure.",
+    "not_measured": "Nothing was measured on the forget rows.",
+}
+
+
+def _knowledge_part(known: Sequence[VerdictPoint]) -> dict[str, Any]:
+    """What is left of the knowledge: one word and the measure that shows it best."""
+    state = _knowledge_state(known)
+    # Shown: of the measures that give the part its state, the one farthest from the retain model.
+    telling = [p for p in known if p.state == state] or known
+    with_share = [p for p in telling if p.share is not None]
+    shown = max(with_share, key=lambda p: abs(p.share or 0.0), default=NOT_MEASURED)
+    return {"state": state, "share": shown.share, "lo": shown.lo, "hi": shown.hi, "text": KNOWLEDGE_TEXT[state]}
+
+
+def _damage_part(harm: Sequence[VerdictPoint]) -> dict[str, Any]:
     """Damaged if anything is; kept if utility is and no text speaks against it."""
-    utility = next((p for p in harm if p.panel == "utility"), None)
-    texts = [p for p in harm if p.panel == "fluency"]
-    states = {p.state for p in harm}
+    utility = next((point for point in harm if point.panel == "utility"), None)
+    fluency = next((point for point in harm if point.panel == "fluency"), None)
+    states = {point.state for point in harm}
     if "damaged" in states:
         state = "damaged"
     elif not harm:
         state = "not_measured"
+    elif utility is not None and states == {"kept"}:
+        state = "kept"
     else:
-        state = "kept" if utility is not None and states == {"kept"} else "undecided"
-    said = " ".join(p.text for p in harm if p.state == "damaged" or p is utility)
+        state = "undecided"
+    text = " ".join(point.text for point in harm if point.state == "damaged" or point is utility)
+    if not text:
+        text = "Its texts are as fluent as before." if harm else "Other abilities were not measured."
+    shown = utility or NOT_MEASURED
     return {
         "state": state,
-        "utility": utility.share if utility else None,
-        "lo": utility.lo if utility else None,
-        "hi": utility.hi if utility else None,
-        "fluency": texts[0].value if texts else None,
-        "text": said or ("Other abilities were not measured." if not harm else "Its texts are as fluent as before."),
+        "utility": shown.share,
+        "lo": shown.lo,
+        "hi": shown.hi,
+        "fluency": fluency.value if fluency else None,
+        "text": text,
     }
 
 
@@ -161,74 +193,23 @@ MISSING = {
 }
 
 
-def _testing(facts: AuditFacts, known: Sequence[VerdictPoint]) -> dict[str, Any]:
-    controlled = {"teach"} if any(c.teaches and c.controlled for c in facts.attacks) else set()
-    done = [t for t in TESTS if _states(known, t) and (t != "teach" or t in controlled)]
-    missing = [{"test": t, "text": MISSING[t], "command": facts.commands.get(t, "")} for t in TESTS if t not in done]
-    deep = all(t in done for t in DEEP)
-    return {"state": "deep" if deep else "shallow", "done": done, "missing": missing,
-            "text": testing_text(done, missing)}  # fmt: skip
+def _testing_part(facts: AuditFacts, known: Sequence[VerdictPoint]) -> dict[str, Any]:
+    """Which tests were made, and the command for each that was not."""
+    # Without a control an attack that teaches is not a test: what comes back proves nothing.
+    controlled = any(curve.teaches and curve.controlled for curve in facts.attacks)
+    done, missing = [], []
+    for test in TESTS:
+        if _states(known, test) and (test != "teach" or controlled):
+            done.append(test)
+        else:
+            missing.append({"test": test, "text": MISSING[test], "command": facts.commands.get(test, "")})
+    state = "deep" if set(DEEP) <= set(done) else "shallow"
+    return {"state": state, "done": done, "missing": missing, "text": testing_text(done, missing)}
 
 
-def _secrets(facts: AuditFacts) -> dict[str, Any] | None:
-    s = facts.secrets
-    if s is None:
+def _secrets_part(facts: AuditFacts) -> dict[str, Any] | None:
+    counts = facts.secrets
+    if counts is None:
         return None
-    text = f"{'Still says' if s.said else 'Says'} {s.said} of {s.with_secret} secrets"
-    keys = ("rows", "with_secret", "said", "lo", "hi", "retain", "full")
-    out: Mapping[str, Any] = {key: getattr(s, key) for key in keys}
-    return {**out, "text": text}
-
-
-# ---- from finished runs -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class JudgeAsk:
-    """Directories of finished runs. Several retain runs are models of other training seeds."""
-
-    model: Sequence[Path]  # its evaluations
-    full: Sequence[Path] = ()
-    retain: Sequence[Path] = ()
-    depth: Path | None = None  # of the model: the directory with its summary.json
-    stress: Sequence[Path] = ()  # its attacks, with the retain model's as the control
-
-
-def judge_runs(ask: JudgeAsk, rule: VerdictRule = RULE) -> dict[str, Any]:
-    """The verdict on one model from directories alone."""
-    return verdict(facts_in(ask), rule)
-
-
-def facts_in(ask: JudgeAsk) -> AuditFacts:
-    """The facts of a verdict from directories alone."""
-    model = model_runs(ask.model)
-    outputs = handlers(model.values)
-    if ask.depth:
-        model = replace(model, depth=depth_records(ask.depth), values={**model.values, "uds": depth_value(ask.depth)})
-    controls: list[AttackedRun] = []
-    for place in ask.stress:
-        by_model = attacked_runs(place)
-        model = replace(model, attacks=[*model.attacks, *by_model.get("model", ())])
-        controls += by_model.get("retain", ())
-    retain = [model_runs([p]) for p in ask.retain]
-    if retain:
-        retain[0] = replace(retain[0], attacks=controls)
-    full = model_runs(ask.full) if ask.full else None
-    return facts_of(model, References(full, retain), outputs)
-
-
-def reading_against(model: ModelRuns, references: References, metric: str) -> str:
-    """A number of the forget rows in words, against full and retain model; nothing where they do not tell."""
-    holder = model.holder(metric)
-    handler = holder.handler(metric) if holder else ""
-    about = (split_of(metric) == "forget" and not any(word in metric for word in SIDE)) or is_attack(handler)
-    if not handler or not about:
-        return ""
-    try:
-        direction = direction_of(metric, handler)
-    except UserError:
-        return ""  # neither end of it means "knows"
-    if direction.knows != "high" or not direction.unit:
-        return ""
-    found, _ = FactFinder(model, references, {}).against_retain(metric)
-    return in_words(found, RULE) if found is not None else ""
+    verb = "Still says" if counts.said else "Says"
+    return {**asdict(counts), "text": f"{verb} {counts.said} of {counts.with_secret} secrets"}

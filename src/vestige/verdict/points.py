@@ -8,8 +8,6 @@
 An attack is judged over all of its budgets. To be equivalent it must be so at each of them, which needs no correction;
 to be towards, one budget is enough, so each is tested at a level divided by their number: the strongest budget is
 picked after looking, and this allows for it. Damage has the states kept, damaged, undecided.
-
-In: AuditFacts and a VerdictRule. Out: VerdictPoints. Caller: verdict/judge.py.
 """
 
 from __future__ import annotations
@@ -47,14 +45,17 @@ class VerdictPoint:
 def knowledge_points(facts: AuditFacts, rule: VerdictRule) -> list[VerdictPoint]:
     """Of every measure and attack that says something about the forgotten rows."""
     margin = margin_of(facts, rule)
-    out = [_measured(m, margin_at(m.test, margin, rule), rule) for m in facts.measures if m.value is not None]
-    out += [_attacked(c, margin, rule) for c in facts.attacks if c.points]
-    # Without a full model the way goes to 1, the most there is; the layers' way has its own ends.
-    return out if facts.has_full else [p if p.test == "layers" else replace(p, text=_to_certainty(p.text)) for p in out]
-
-
-def _to_certainty(text: str) -> str:
-    return text.replace("of the way to the full model", "of the way to certainty")
+    points = [_measure_point(m, margin_at(m.test, margin, rule), rule) for m in facts.measures if m.value is not None]
+    points += [_attack_point(c, margin, rule) for c in facts.attacks if c.points]
+    if facts.has_full:
+        return points
+    out = []
+    for point in points:
+        if point.test != "layers":  # the layers' way has its own ends; without a full model any other way goes to 1
+            text = point.text.replace("of the way to the full model", "of the way to certainty")
+            point = replace(point, text=text)
+        out.append(point)
+    return out
 
 
 def margin_of(facts: AuditFacts, rule: VerdictRule) -> float:
@@ -101,7 +102,8 @@ def state_of(contrast: Contrast | None, margin: float, rule: VerdictRule) -> str
     return "equivalent" if sure and lo > -margin and hi < margin else "undecided"
 
 
-def _measured(m: Measure, margin: float, rule: VerdictRule) -> VerdictPoint:
+def _measure_point(m: Measure, margin: float, rule: VerdictRule) -> VerdictPoint:
+    """One measure as a piece of evidence."""
     state = state_of(m.contrast, margin, rule)
     subject = "It says the secret in {} of the forget rows that have one{}" if m.secrets else SUBJECT[m.test]
     text = subject.format(with_interval(m.value, m.lo, m.hi), _yardsticks(m), metric=m.metric)
@@ -138,7 +140,7 @@ def way(contrast: Contrast, tail: float) -> str:
     return f"{percent(contrast.share or 0.0)} of the way to the full model{told}"
 
 
-def in_words(contrast: Contrast, rule: VerdictRule) -> str:
+def contrast_in_words(contrast: Contrast, rule: VerdictRule) -> str:
     """What a contrast says, judged as the verdict judges it; nothing where full and retain model are too close."""
     if contrast.scale < rule.scale or (contrast.var_gap is not None and contrast.ends(rule.tail) is None):
         return ""
@@ -155,10 +157,11 @@ def layers_in_words(uds: float | None, interval: Sequence[float] | None, rule: V
     if uds is None:
         return ""
     variance = None if not interval else ((interval[1] - interval[0]) / 2 / NORMAL_95) ** 2
-    return in_words(Contrast(1 - uds, 1.0, variance), rule)
+    return contrast_in_words(Contrast(1 - uds, 1.0, variance), rule)
 
 
 def _yardsticks(m: Measure) -> str:
+    """The retain and the full model's values, for the sentence."""
     if m.test == "layers":
         return ""
     told = [f"the {who} model {number(v)}" for who, v in (("retain", m.retain), ("full", m.full)) if v is not None]
@@ -171,6 +174,7 @@ def _numbers(contrast: Contrast | None, tail: float) -> tuple[float | None, floa
 
 
 def _rows_needed(contrast: Contrast | None, state: str, margin: float, rule: VerdictRule) -> int | None:
+    """How many rows would decide what these leave open."""
     if contrast is None or state != "undecided":
         return None
     return contrast.rows_to_decide(margin, rule.tail, rule.power)
@@ -178,77 +182,86 @@ def _rows_needed(contrast: Contrast | None, state: str, margin: float, rule: Ver
 
 # ---- an attack, over its budgets ----------------------------------------------------------------------------------
 
+UNDER_ATTACK = {
+    "equivalent": "not more than comes to a model that never knew",
+    "towards": "more than comes to a model that never knew",
+    "undecided": "these rows do not decide whether that is more than comes to a model that never knew",
+}
 
-def _attacked(c: AttackCurve, margin: float, rule: VerdictRule) -> VerdictPoint:
-    test = "teach" if c.teaches else "disturb"
-    if c.teaches and not c.controlled:
-        text = f"{_story(c, c.points[-1])}; without a control, what it teaches cannot be told from what it brings back."
-        return VerdictPoint("attacks", test, c.metric, "undecided", text, c.points[-1].value)
-    each = [p for p in c.points if p.contrast is not None and p.contrast.scale >= rule.scale]
-    if not each:
-        text = f"{_story(c, c.points[-1])}: there is nothing to compare it with."
-        return VerdictPoint("attacks", test, c.metric, "undecided", text, c.points[-1].value)
-    state, strongest = _over_budgets(each, margin, rule)
-    tail = rule.tail / len(each)
+
+def _attack_point(curve: AttackCurve, margin: float, rule: VerdictRule) -> VerdictPoint:
+    """The state of a whole curve, and the budget that shows it best.
+
+    Less than the control is not a finding: a model that learns more slowly than one that never knew is judged by what
+    it says before any attack.
+    """
+    test = "teach" if curve.teaches else "disturb"
+    last = curve.points[-1]
+    comparable = [p for p in curve.points if p.contrast is not None and p.contrast.scale >= rule.scale]
+    why = ""
+    if curve.teaches and not curve.controlled:
+        why = "; without a control, what it teaches cannot be told from what it brings back."
+    elif not comparable:
+        why = ": there is nothing to compare it with."
+    if why:
+        text = f"{_attack_story(curve, last)}{why}"
+        return VerdictPoint("attacks", test, curve.metric, "undecided", text, last.value)
+    corrected = replace(rule, tail=rule.tail / len(comparable))
+    strongest = max(comparable, key=lambda p: _ends_of(p, corrected)[0])
+    if state_of(strongest.contrast, margin, corrected) == "towards":
+        state = "towards"
+    elif all(_not_above(p, margin, rule) for p in comparable):
+        state = "equivalent"
+    else:
+        state = "undecided"
+        strongest = max(comparable, key=lambda p: _ends_of(p, rule)[1])
     contrast = strongest.contrast
     assert contrast is not None
-    many = f" at the strongest of {len(each)} budgets (corrected for the choice)" if len(each) > 1 else ""
-    seeds = f", mean of {c.seeds} seeds" if c.seeds > 1 else ""
-    found = {
-        "equivalent": "not more than comes to a model that never knew",
-        "towards": "more than comes to a model that never knew",
-        "undecided": "these rows do not decide whether that is more than comes to a model that never knew",
-    }[state]
-    text = f"{_story(c, strongest)}{many}{seeds}: an excess of {way(contrast, tail)}, {found}."
+    choice = ""
+    if len(comparable) > 1:
+        choice = f" at the strongest of {len(comparable)} budgets (corrected for the choice)"
+    seeds = f", mean of {curve.seeds} seeds" if curve.seeds > 1 else ""
+    excess = f"an excess of {way(contrast, corrected.tail)}, {UNDER_ATTACK[state]}"
+    text = f"{_attack_story(curve, strongest)}{choice}{seeds}: {excess}."
     needed = _rows_needed(contrast, state, margin, rule)
-    share, lo, hi = _numbers(contrast, tail)
-    return VerdictPoint("attacks", test, c.metric, state, text, strongest.value, share, lo, hi, needed)
+    share, lo, hi = _numbers(contrast, corrected.tail)
+    return VerdictPoint("attacks", test, curve.metric, state, text, strongest.value, share, lo, hi, needed)
 
 
-def _over_budgets(each: Sequence[AttackPoint], margin: float, rule: VerdictRule) -> tuple[str, AttackPoint]:
-    """The state of a whole curve, and the budget that shows it best. Less than the control is not a finding: a model
-    that learns more slowly than one that never knew is judged by what it says before any attack.
-    """
-    corrected = replace(rule, tail=rule.tail / len(each))
-    strongest = max(each, key=lambda p: _low(p, corrected))
-    if state_of(strongest.contrast, margin, corrected) == "towards":
-        return "towards", strongest
-    calm = all(state_of(p.contrast, margin, rule) in ("equivalent", "beyond") or _below(p, margin, rule) for p in each)
-    return ("equivalent", strongest) if calm else ("undecided", max(each, key=lambda p: _high(p, rule)))
-
-
-def _below(p: AttackPoint, margin: float, rule: VerdictRule) -> bool:
+def _not_above(p: AttackPoint, margin: float, rule: VerdictRule) -> bool:
     """Not above the margin, however far below: one of the two one-sided tests."""
-    c = p.contrast
-    ends = c.ends(rule.tail) if c else None
-    return ends is not None and ends[1] < margin and (c is None or c.clusters is None or c.clusters >= rule.fewest)
+    contrast = p.contrast
+    assert contrast is not None
+    if state_of(contrast, margin, rule) in ("equivalent", "beyond"):
+        return True
+    ends = contrast.ends(rule.tail)
+    enough = contrast.clusters is None or contrast.clusters >= rule.fewest
+    return ends is not None and ends[1] < margin and enough
 
 
-def _low(p: AttackPoint, rule: VerdictRule) -> float:
+def _ends_of(p: AttackPoint, rule: VerdictRule) -> tuple[float, float]:
     assert p.contrast is not None
-    ends = p.contrast.ends(rule.tail)
-    return ends[0] if ends else (p.contrast.share or 0.0)
+    share = p.contrast.share or 0.0
+    return p.contrast.ends(rule.tail) or (share, share)
 
 
-def _high(p: AttackPoint, rule: VerdictRule) -> float:
-    assert p.contrast is not None
-    ends = p.contrast.ends(rule.tail)
-    return ends[1] if ends else (p.contrast.share or 0.0)
-
-
-def _story(c: AttackCurve, p: AttackPoint) -> str:
+def _attack_story(curve: AttackCurve, p: AttackPoint) -> str:
     """
-    >>> _story(AttackCurve("relearn", "prob", True, (), True, 0.1, "steps"), AttackPoint(8, 0.5, 0.3))
+    >>> _attack_story(AttackCurve("relearn", "prob", True, (), True, 0.1, "steps"), AttackPoint(8, 0.5, 0.3))
     'Under relearn (8 steps), prob goes from 0.1000 to 0.5000; a model that never knew shows 0.3000'
     """
-    size = f" ({p.budget:g} {c.unit})" if c.unit and p.budget is not None else ""
-    size = f" ({c.zero})" if p.budget == 0 and c.zero else size
-    what = "the share of secrets it says" if c.secrets else c.metric
-    start = f"goes from {number(c.before)} to" if c.before is not None else "is"
-    text = f"Under {c.attack}{size}, {what} {start} {number(p.value)}"
+    size = ""
+    if p.budget == 0 and curve.zero:
+        size = f" ({curve.zero})"
+    elif curve.unit and p.budget is not None:
+        size = f" ({p.budget:g} {curve.unit})"
+    what = "the share of secrets it says" if curve.secrets else curve.metric
+    change = f"goes from {number(curve.before)} to" if curve.before is not None else "is"
+    text = f"Under {curve.attack}{size}, {what} {change} {number(p.value)}"
     if p.control is None:
         return text
-    return f"{text}; a model that never knew shows {number(p.control)}{'' if c.controlled else ' without the attack'}"
+    unattacked = "" if curve.controlled else " without the attack"
+    return f"{text}; a model that never knew shows {number(p.control)}{unattacked}"
 
 
 # ---- damage -------------------------------------------------------------------------------------------------------
@@ -256,11 +269,11 @@ def _story(c: AttackCurve, p: AttackPoint) -> str:
 
 def damage_points(facts: AuditFacts, rule: VerdictRule) -> list[VerdictPoint]:
     """Abilities and texts, against the full model. They say nothing about forgetting."""
-    out = [_abilities(facts.utility, rule)] if facts.utility and facts.utility.value is not None else []
-    return out + [_fluent(m, rule) for m in facts.fluency if m.value is not None]
+    out = [_utility_point(facts.utility, rule)] if facts.utility and facts.utility.value is not None else []
+    return out + [_fluency_point(m, rule) for m in facts.fluency if m.value is not None]
 
 
-def _abilities(m: Measure, rule: VerdictRule) -> VerdictPoint:
+def _utility_point(m: Measure, rule: VerdictRule) -> VerdictPoint:
     """gap = model - full, scale = full: kept above (1 - kept) of a loss."""
     c = m.contrast
     if c is None or c.share is None:
@@ -268,7 +281,7 @@ def _abilities(m: Measure, rule: VerdictRule) -> VerdictPoint:
         return VerdictPoint("utility", "utility", m.metric, "undecided", text, m.value)
     kept, (_, lo, hi) = 1 + c.share, _numbers(c, rule.tail)
     low, high = (None if x is None else 1 + x for x in (lo, hi))
-    state = _side(kept, low, high, rule.kept)
+    state = _damage_state(kept, low, high, rule.kept)
     ends = "" if low is None or high is None else f" ({100 * low:.0f} to {percent(high)})"
     whose = "full" if m.full is not None else "retain"
     reference = m.full if m.full is not None else m.retain
@@ -277,7 +290,7 @@ def _abilities(m: Measure, rule: VerdictRule) -> VerdictPoint:
     return VerdictPoint("utility", "utility", m.metric, state, text, m.value, kept, low, high, needed)
 
 
-def _side(value: float, low: float | None, high: float | None, limit: float) -> str:
+def _damage_state(value: float, low: float | None, high: float | None, limit: float) -> str:
     """kept, damaged or undecided: all of the interval on one side; without one only what is clearly below."""
     if low is None or high is None:
         return "damaged" if value < limit else "undecided"
@@ -290,7 +303,7 @@ FLUENT = {
 }
 
 
-def _fluent(m: Measure, rule: VerdictRule) -> VerdictPoint:
+def _fluency_point(m: Measure, rule: VerdictRule) -> VerdictPoint:
     """share = how much worse than the reference's own texts about the same rows."""
     c = m.contrast
     text = FLUENT[m.test].format(with_interval(m.value, m.lo, m.hi), _yardsticks(m))
@@ -298,6 +311,6 @@ def _fluent(m: Measure, rule: VerdictRule) -> VerdictPoint:
         return VerdictPoint("fluency", m.test, m.metric, "undecided", f"{text}.", m.value)
     limit = rule.repetition if m.test == "repetition" else rule.likelihood
     share, lo, hi = _numbers(c, rule.tail)
-    state = _side(-c.share, None if hi is None else -hi, None if lo is None else -lo, -limit)
+    state = _damage_state(-c.share, None if hi is None else -hi, None if lo is None else -lo, -limit)
     more = {"damaged": ": worse than it may be", "kept": "", "undecided": ": these rows do not decide"}[state]
     return VerdictPoint("fluency", m.test, m.metric, state, f"{text}{more}.", m.value, share, lo, hi)

@@ -1,13 +1,19 @@
-"""One finished evaluation as a judge reads it: which metric measures what, and its value as a function of its rows.
+"""Finished runs as a verdict reads them: values, intervals and rows of one model's evaluations, depth run and attacks.
 
-In: the results, intervals and manifest of an evaluation, as files hold them (another tool's have no manifest). Out:
-estimates that can be drawn or left out row by row. Callers: verdict/facts.py; the room report asks for handlers.
+    read_runs(model, full, retain, depth, stress) -> JudgedRuns      from directories
+    ModelRuns      everything that was measured of one model
+    Evaluated      one evaluation: which metric measures what, and its value as a function of its rows
+    AttackedRun    one attacked copy of a model
+    path_values    what a trajectory says at its last denoising step, and on the way there
+
+Results of another tool have no manifest: their metrics are told by their names, as open-unlearning gives them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +36,7 @@ from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score
 
 SIDE = ("_PARA_", "_PERT_", "_para", "_pert")  # other wordings of the answer: not what a reader looks for first
+# How open-unlearning names what a handler computes.
 ENDINGS = {
     "_rouge": "rouge",
     "_prob": "probability",
@@ -38,24 +45,30 @@ ENDINGS = {
 }
 NAMED = {"forget_quality": "ks_test", "model_utility": "hm_aggregate"}
 
+JsonObject = Mapping[str, Any]
 
-def guessed_handler(metric: str) -> str:
+
+def guess_handler(metric: str) -> str:
     """
-    >>> guessed_handler("forget_Q_A_ROUGE"), guessed_handler("mia_min_k"), guessed_handler("my_own")
+    >>> guess_handler("forget_Q_A_ROUGE"), guess_handler("mia_min_k"), guess_handler("my_own")
     ('rouge', 'mia_min_k', '')
     """
-    if metric in CARDS or metric in NAMED:
-        return NAMED.get(metric, metric)
-    return next((h for end, h in ENDINGS.items() if metric.lower().endswith(end)), "")
+    if metric in NAMED:
+        return NAMED[metric]
+    if metric in CARDS:
+        return metric
+    return next((handler for end, handler in ENDINGS.items() if metric.lower().endswith(end)), "")
 
 
-def settings_in(manifest: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+def settings_in(manifest: JsonObject, metric: str) -> JsonObject:
     return ((manifest.get("config") or {}).get("metrics") or {}).get(metric) or {}
 
 
-def handler_in(manifest: Mapping[str, Any], metric: str) -> str:
-    """What computed a metric. Results of another tool have no manifest; their names follow open-unlearning's."""
-    return str(settings_in(manifest, metric).get("handler") or ("" if manifest else guessed_handler(metric)))
+def handler_in(manifest: JsonObject, metric: str) -> str:
+    """What computed a metric."""
+    if not manifest:
+        return guess_handler(metric)
+    return str(settings_in(manifest, metric).get("handler") or "")
 
 
 def split_of(metric: str) -> str:
@@ -64,39 +77,40 @@ def split_of(metric: str) -> str:
     ('forget', 'retain', '')
     """
     words = metric.lower().split("_")
-    return next((s for s in ("forget", "retain") if s in words), "")
+    return next((split for split in ("forget", "retain") if split in words), "")
 
 
-@dataclass(frozen=True)
+def of_forget_rows(metric: str) -> bool:
+    """Whether a metric is about the forget rows, in the answers' own wording."""
+    return split_of(metric) == "forget" and not any(word in metric for word in SIDE)
+
+
+# eq=False: equality and hashing by identity, because it holds whole files.
+@dataclass(frozen=True, eq=False)
 class Evaluated:
-    """One evaluation. Equality and hashing are by identity: it holds whole files."""
+    """One evaluation, from the results, intervals and manifest that its files hold."""
 
-    results: Mapping[str, Mapping[str, Any]]
-    manifest: Mapping[str, Any] = field(default_factory=dict)
-    stats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    results: Mapping[str, JsonObject]
+    manifest: JsonObject = field(default_factory=dict)
+    stats: Mapping[str, JsonObject] = field(default_factory=dict)
 
     def handler(self, metric: str) -> str:
         return handler_in(self.manifest, metric)
 
     def value(self, metric: str) -> float | None:
-        v = (self.results.get(metric) or {}).get("agg_value")
-        return float(v) if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) else None
+        value = number((self.results.get(metric) or {}).get("agg_value"))
+        return value if value is not None and math.isfinite(value) else None
 
-    def first(self, handler: str, split: str = "forget") -> str:
-        """The first metric with a value that such a handler computed on a split, in the answers' own wording."""
+    def first(self, handler: str) -> str:
+        """The first metric of the forget rows with a value that such a handler computed; "": there is none."""
         for metric in self.results:
-            plain = split_of(metric) == split and not any(word in metric for word in SIDE)
-            if plain and self.handler(metric) == handler and self.value(metric) is not None:
+            if of_forget_rows(metric) and self.handler(metric) == handler and self.value(metric) is not None:
                 return metric
         return ""
 
     @cached_property
     def _run(self) -> Run:
+        """The evaluation as scoring knows it, so that rows can be drawn or left out."""
         scores = {m: Score.from_json(body) for m, body in self.results.items()}
         if not misfit(self.manifest, ManifestForm):
             try:
@@ -107,70 +121,18 @@ class Evaluated:
         return Run(SuiteSpec("", "", specs, ()), scores, {"data_of": {}, "data": {}}, {})
 
     @cached_property
-    def _known(self) -> dict[str, Estimate | None]:
+    def _estimates(self) -> dict[str, Estimate | None]:
         return {}
 
     def estimate(self, metric: str) -> Estimate | None:
         """A metric as a function of how often each row is drawn; None where its rows are not known."""
-        if metric not in self._known:
-            try:
-                known = metric in self._run.suite.metrics and metric in self._run.scores
-                self._known[metric] = self._run.estimate(metric) if known else None
-            except NoInterval:
-                self._known[metric] = None
-        return self._known[metric]
-
-
-# ---- Diffusion models: what a trajectory says at its last step, and on the way there, for the judge ---------------
-#
-# A trajectory's results hold means over rows for each denoising step, with their 95 % intervals, and no value for
-# single rows. The last step is what the model says in the end; a model may know more on the way, so the mean over the
-# path is judged as well. Its interval is the mean of the steps' (as if they rose and fell together: not too narrow).
-#
-# In: results of a trajectory run. Out: values with intervals, and the handler that each stands for. Callers:
-# verdict/runs.py, report/audits.py.
-
-KIND = "fixation_start"  # just before each token is decided
-LAST, PATH = " at the last denoising step", " over the denoising path"
-
-
-def path_values(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Values by name, {"v", "lo", "hi"}; the whole window where there are several views."""
-    out: dict[str, dict[str, Any]] = {}
-    for body in results.values():
-        nested = body.get("agg_value")
-        if not isinstance(nested, Mapping):
-            continue
-        view = ""
-        if set(nested) <= set(VIEWS):
-            view = "full" if "full" in nested else next(iter(nested))
-            nested = nested[view]
-        for metric, curve in (nested.get(KIND) or {}).items():
-            around = spread_of(body, view, KIND, metric)
-            curves = {"v": curve, "lo": around.get("ci_low"), "hi": around.get("ci_high")}
-            for suffix, read in ((LAST, _last), (PATH, _mean)):
-                found = {key: read(points) for key, points in curves.items()}
-                if found["v"] is not None:
-                    out.setdefault(f"{metric}{suffix}", found)
-    return out
-
-
-def _last(curve: Any) -> float | None:
-    return number(curve[-1]) if isinstance(curve, list) and curve else None
-
-
-def _mean(curve: Any) -> float | None:
-    points = [number(x) for x in curve] if isinstance(curve, list) else []
-    return mean(x for x in points if x is not None) if points and None not in points else None
-
-
-def handlers(values: Mapping[str, Any]) -> dict[str, str]:
-    """The handler that each value stands for.
-
-    >>> handlers({"rouge at the last denoising step": {}, "uds": {}})
-    {'rouge at the last denoising step': 'rouge'}
-    """
-    return {name: name.removesuffix(LAST).removesuffix(PATH) for name in values if name.endswith((LAST, PATH))}
+        if metric not in self._estimates:
+            found = None
+            if metric in self._run.suite.metrics and metric in self._run.scores:
+                with suppress(NoInterval):
+                    found = self._run.estimate(metric)
+            self._estimates[metric] = found
+        return self._estimates[metric]
 
 
 @dataclass(frozen=True)
@@ -182,7 +144,7 @@ class AttackedRun:
     teaches: bool
     unit: str = ""
     evaluated: Evaluated | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)  # where rows are not known
+    values: JsonObject = field(default_factory=dict)  # where rows are not known
     by_row: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of attacks that ask more than once
     zero: str = ""  # what a budget of 0 stands for
 
@@ -205,22 +167,33 @@ class ModelRuns:
     """What was measured of one model. `values`: numbers without rows, {"v", "lo", "hi"} by metric."""
 
     evals: Sequence[Evaluated] = ()
-    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    depth: Sequence[Mapping[str, Any]] = ()  # records of a depth run
+    values: Mapping[str, JsonObject] = field(default_factory=dict)
+    depth: Sequence[JsonObject] = ()  # records of a depth run
     attacks: Sequence[AttackedRun] = ()
+    handlers: Mapping[str, str] = field(default_factory=dict)  # of `values`: the handler that each stands for
 
     def holder(self, metric: str) -> Evaluated | None:
+        """The first evaluation with a value of this metric."""
         return next((e for e in self.evals if e.value(metric) is not None), None)
 
     def value(self, metric: str) -> float | None:
         found = self.holder(metric)
         return found.value(metric) if found else number((self.values.get(metric) or {}).get("v"))
 
+    def metric_of(self, handler: str) -> str:
+        """The metric that speaks for a handler: measured by row if any was, else a number without rows."""
+        for evaluated in self.evals:
+            metric = evaluated.first(handler)
+            if metric:
+                return metric
+        return next((m for m, h in self.handlers.items() if h == handler and self.value(m) is not None), "")
+
     def estimate(self, metric: str) -> Estimate | None:
         found = self.holder(metric)
         return found.estimate(metric) if found else None
 
     def interval(self, metric: str) -> tuple[float | None, float | None]:
+        """The ends of its 95 % interval. An interval of another number (`of`) is not the metric's."""
         found = self.holder(metric)
         stat = (found.stats.get(metric) or {}) if found else {}
         if stat.get("interval") and not stat.get("of"):
@@ -235,25 +208,112 @@ class ModelRuns:
 
 
 @dataclass(frozen=True)
-class References:
-    """What a model is held against."""
+class JudgedRuns:
+    """The model to judge, and what it is held against."""
 
-    full: ModelRuns | None = None
-    retain: Sequence[ModelRuns] = ()  # several: trained with other seeds
+    model: ModelRuns
+    full: ModelRuns | None = None  # before unlearning
+    retain: Sequence[ModelRuns] = ()  # never trained on the forget rows; several: trained with other seeds
+    commands: Mapping[str, str] = field(default_factory=dict)  # test -> the command that would make it
+
+    def ceiling(self, metric: str) -> float | None:
+        """The full model's value; without a full model 1, the most there is."""
+        return 1.0 if self.full is None else self.full.value(metric)
 
 
-# ---- Finished runs on disk, read for a verdict: evaluations, depth runs and attacks of one model and its refer
+# ---- diffusion models ---------------------------------------------------------------------------------------------
 #
-# In: directories. Out: ModelRuns, and the verdict on them without a page. Callers: the bench (room meta), audit, lab.
+# A trajectory's results hold means over rows for each denoising step, with their 95 % intervals, and no value for
+# single rows. The last step is what the model says in the end; a model may know more on the way, so the mean over the
+# path is judged as well. Its interval is the mean of the steps' (as if they rose and fell together: not too narrow).
+
+KIND = "fixation_start"  # just before each token is decided
+LAST, PATH = " at the last denoising step", " over the denoising path"
 
 
-def model_runs(places: Sequence[Path]) -> ModelRuns:
-    """The evaluations of one model; of a trajectory its last step."""
-    found = [evaluation(place) for place in places]
-    return ModelRuns(found, {k: v for e in found for k, v in path_values(e.results).items()})
+def path_values(results: Mapping[str, JsonObject]) -> dict[str, dict[str, Any]]:
+    """Values by name, {"v", "lo", "hi"}; the whole window where there are several views."""
+    out: dict[str, dict[str, Any]] = {}
+    for body in results.values():
+        nested = body.get("agg_value")
+        if not isinstance(nested, Mapping):
+            continue
+        view = ""
+        if set(nested) <= set(VIEWS):
+            view = "full" if "full" in nested else next(iter(nested))
+            nested = nested[view]
+        for metric, curve in (nested.get(KIND) or {}).items():
+            around = spread_of(body, view, KIND, metric)
+            curves = {"v": curve, "lo": around.get("ci_low"), "hi": around.get("ci_high")}
+            for suffix, read in ((LAST, _last), (PATH, _mean_of_curve)):
+                found = {key: read(points) for key, points in curves.items()}
+                if found["v"] is not None:
+                    out.setdefault(f"{metric}{suffix}", found)
+    return out
 
 
-def evaluation(place: Path) -> Evaluated:
+def _last(curve: Any) -> float | None:
+    return number(curve[-1]) if isinstance(curve, list) and curve else None
+
+
+def _mean_of_curve(curve: Any) -> float | None:
+    points = [number(x) for x in curve] if isinstance(curve, list) else []
+    return mean(x for x in points if x is not None) if points and None not in points else None
+
+
+def path_handlers(values: Mapping[str, Any]) -> dict[str, str]:
+    """The handler that each value of a trajectory stands for.
+
+    >>> path_handlers({"rouge at the last denoising step": {}, "uds": {}})
+    {'rouge at the last denoising step': 'rouge'}
+    """
+    return {name: name.removesuffix(LAST).removesuffix(PATH) for name in values if name.endswith((LAST, PATH))}
+
+
+# ---- directories --------------------------------------------------------------------------------------------------
+
+
+def read_runs(
+    model: Sequence[Path],
+    full: Sequence[Path] = (),
+    retain: Sequence[Path] = (),
+    depth: Path | None = None,
+    stress: Sequence[Path] = (),
+) -> JudgedRuns:
+    """Runs from their directories: evaluations of the model, of the full model and of each retain model; the model's
+    depth run; its attacks, with the retain model's as the control.
+    """
+    judged = read_model(model)
+    if depth:
+        summary = read_ours(depth / "summary.json", dict[str, Any])
+        low, high = summary.get("interval") or (None, None)
+        uds = {"v": summary.get("avg_uds"), "lo": low, "hi": high}
+        records = read_ours(depth / "results.json", list[dict[str, Any]])
+        judged = replace(judged, depth=records, values={**judged.values, "uds": uds})
+    attacks: list[AttackedRun] = []
+    controls: list[AttackedRun] = []
+    for place in stress:
+        body = read_ours(place / "stress.json", dict[str, Any])
+        evals = {who: dict(attacked_evaluations(place, who)) for who in ("model", "retain")}
+        by_model = attacked_of(body, evals)
+        attacks += by_model.get("model", ())
+        controls += by_model.get("retain", ())
+    references = [read_model([place]) for place in retain]
+    if references:
+        references[0] = replace(references[0], attacks=controls)
+    return JudgedRuns(replace(judged, attacks=attacks), read_model(full) if full else None, references)
+
+
+def read_model(places: Sequence[Path]) -> ModelRuns:
+    """The evaluations of one model; of a trajectory its last step and its path."""
+    found = [read_evaluation(place) for place in places]
+    values: dict[str, dict[str, Any]] = {}
+    for evaluated in found:
+        values |= path_values(evaluated.results)
+    return ModelRuns(found, values, handlers=path_handlers(values))
+
+
+def read_evaluation(place: Path) -> Evaluated:
     """An evaluation by its directory."""
     file = next(iter(sorted(place.glob("*_EVAL.json"))))
     manifest, stats = place / "manifest.json", file.with_name(file.name.replace("_EVAL", "_STATS"))
@@ -264,48 +324,31 @@ def evaluation(place: Path) -> Evaluated:
     )
 
 
-def depth_records(place: Path) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = read_ours(place / "results.json", list[dict[str, Any]])
-    return found
-
-
-def depth_value(place: Path) -> dict[str, Any]:
-    """The depth score of a run and the ends of its interval."""
-    summary = read_ours(place / "summary.json", dict[str, Any])
-    low, high = summary.get("interval") or (None, None)
-    return {"v": summary.get("avg_uds"), "lo": low, "hi": high}
-
-
-def attacked_runs(place: Path) -> dict[str, list[AttackedRun]]:
-    """The attacked copies of a stress run, by model | retain, with their rows where these were kept."""
-    body = read_ours(place / "stress.json", dict[str, Any])
-    evals = {who: dict(attacked_evaluations(place, who)) for who in ("model", "retain")}
-    return attacked_of(body, evals)
-
-
 def attacked_evaluations(place: Path, who: str) -> Iterator[tuple[str, Evaluated]]:
     """The evaluations inside a stress run, by label."""
     for inner in sorted((place / "evals" / who).glob("*/")):
         if any(inner.glob("*_EVAL.json")):
-            yield inner.name, evaluation(inner)
+            yield inner.name, read_evaluation(inner)
 
 
-def attacked_of(
-    body: Mapping[str, Any],
-    evals: Mapping[str, Mapping[str, Evaluated]],
-) -> dict[str, list[AttackedRun]]:
-    """A stress.json's rows with the evaluations behind them."""
+def attacked_of(body: JsonObject, evals: Mapping[str, Mapping[str, Evaluated]]) -> dict[str, list[AttackedRun]]:
+    """The attacked copies of a stress.json, by model | retain, with the evaluations of their rows where kept."""
     out: dict[str, list[AttackedRun]] = {}
     for row in body["rows"]:
         if row["attack"] == "none":
             continue
-        name, budget = str(row["attack"]), row["budget"]
-        told = (body.get("attacks") or {}).get(name) or {}
+        name, budget, who = str(row["attack"]), row["budget"], str(row["model"])
+        about = (body.get("attacks") or {}).get(name) or {}
         label = f"{name}-{budget:g}" if budget is not None else name
-        made = AttackedRun(
-            name, budget, bool(told.get("teaches")), str(told.get("unit") or ""),
-            (evals.get(row["model"]) or {}).get(label), row["values"], row.get("by_row") or {},
-            str(told.get("zero") or ""),
-        )  # fmt: skip
-        out.setdefault(str(row["model"]), []).append(made)
+        copy = AttackedRun(
+            attack=name,
+            budget=budget,
+            teaches=bool(about.get("teaches")),
+            unit=str(about.get("unit") or ""),
+            evaluated=(evals.get(who) or {}).get(label),
+            values=row["values"],
+            by_row=row.get("by_row") or {},
+            zero=str(about.get("zero") or ""),
+        )
+        out.setdefault(who, []).append(copy)
     return out

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.adapters.trainers import TrainerGuest, log_metrics, log_table, logged_before
-from vestige.data.rows import as_given
+from vestige.data.rows import as_memory_rows
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError, is_ours
@@ -107,7 +107,7 @@ class Callback(TrainerGuest):
         super().__init__()
         if on_error not in ("log", "raise"):
             raise UserError(f"on_error is {on_error!r}; it is 'log' or 'raise'.")
-        self._rows = as_given(data)  # rows in memory live as long as this callback
+        self._rows = as_memory_rows(data)  # rows in memory live as long as this callback
         asked = live_ask(suite, self._rows.path if self._rows else data, metrics, retain_logs, limit)
         more = {"dialect": dialect, "system_prompt": system_prompt, "cluster": cluster, "overrides": tuple(overrides)}
         self.plan = WatchPlan(

@@ -33,7 +33,8 @@ from vestige.store.forms import WatchForm
 from vestige.suites.spec import MetricSpec
 from vestige.verdict.best import Gauge, Rank, Rule, RunMoment, better, ranked, rule_named
 from vestige.verdict.facts import UTILITY
-from vestige.verdict.judge import JudgeAsk, judge_runs
+from vestige.verdict.judge import judge
+from vestige.verdict.runs import read_runs
 
 CURVE = "watch.json"
 PREFIX = "vestige/"
@@ -277,7 +278,7 @@ class Looking:
         retain = [Path(path) for path in self.settings.retain_logs]
         if not full or not retain or not all((p / "manifest.json").is_file() for p in (place, *full, *retain)):
             return {}
-        found = judge_runs(JudgeAsk([place], full, retain))
+        found = judge(read_runs([place], full, retain))
         knowledge, damage = found["parts"]["knowledge"], found["parts"]["damage"]
         share = {"share": knowledge["share"], "share_low": knowledge["lo"], "share_high": knowledge["hi"]}
         return {"word": found["word"], "knowledge": knowledge["state"], **share, "damage": damage["state"],

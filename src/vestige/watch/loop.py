@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.data.rows import as_given
+from vestige.data.rows import as_memory_rows
 from vestige.errors import UserError, is_ours
 from vestige.in_memory import AcceleratorLike, Place, RowTables, TokenizerLike, TorchModel
 from vestige.internal import in_short
@@ -76,7 +76,7 @@ class Watch:
             raise UserError("every='eval' is for trainers that evaluate; a loop of your own calls watch.look().")
         self.plan = WatchPlan(every, tuple(at_tokens), at_start, False, patience, 0, share, False, on_error == "raise")
         more = {"dialect": dialect, "system_prompt": system_prompt, "cluster": cluster, "overrides": tuple(overrides)}
-        self._rows = as_given(data)  # rows in memory live as long as this watch
+        self._rows = as_memory_rows(data)  # rows in memory live as long as this watch
         asked = live_ask(suite, self._rows.path if self._rows else data, metrics, retain_logs, limit)
         run = live_run(asked, more, plugins)
         place = Path(out).expanduser() if out is not None else None

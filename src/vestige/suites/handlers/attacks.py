@@ -15,6 +15,7 @@ from vestige.suites.handlers.common import (
     Value,
     by_index,
     clean,
+    examples_of,
     mean_score,
     one_stat,
     scores_of,
@@ -22,7 +23,7 @@ from vestige.suites.handlers.common import (
     wants_answers,
 )
 from vestige.suites.registry import Inputs, handler
-from vestige.suites.steps import Scored, at_each_step
+from vestige.suites.steps import AnyScore, at_each_step
 from vestige.types import BAD_LOGITS, Example, Rows, Score
 from vestige.wants import GradientWant, Wants
 
@@ -33,6 +34,7 @@ SETS = ("forget", "holdout")
 
 
 def _gradient(spec: MetricSpec, example: Example, dialect: Dialect) -> GradientWant | None:
+    """The norm of one answer's gradient; its dialect says which tokens, and whether dropout is live."""
     if example.target is None:
         return None
     p = str(spec.params.get("p", 2)).removesuffix(".0")
@@ -40,22 +42,25 @@ def _gradient(spec: MetricSpec, example: Example, dialect: Dialect) -> GradientW
 
 
 def wants_gradients(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
-    wanted = (_gradient(spec, e, dialect) for rows in data.values() for row in rows.examples for e in row)
+    """A backward pass for each answer: the only evidence that needs one."""
+    wanted = [_gradient(spec, example, dialect) for example in examples_of(data)]
     return Wants(gradients=[w for w in wanted if w is not None])
 
 
 def wants_reference(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """The same answers from this model and from the reference model."""
     path = reference_path(spec)
     wanted = targets(data)
     return Wants(answers=wanted, reference={path: wanted}) if path else Wants()
 
 
 def reference_path(spec: MetricSpec) -> str | None:
+    """The second model of a metric; None where a suite leaves it open (`???`)."""
     path = spec.params.get("reference_model_path")
     return None if path in (None, "", "???") else str(path)
 
 
-def _attack(inputs: Inputs, value: Callable[[Example], Value]) -> Scored:
+def _attack(inputs: Inputs, value: Callable[[Example], Value]) -> AnyScore:
     """AUC of an attack score, forget rows against holdout rows, with both sets' scores."""
     for key in SETS:
         if key not in inputs.data:
@@ -76,13 +81,13 @@ def _attack(inputs: Inputs, value: Callable[[Example], Value]) -> Scored:
 
 
 @handler("mia_loss", wants_answers, steps=True, settings=())
-def mia_loss(inputs: Inputs) -> Scored:
+def mia_loss(inputs: Inputs) -> AnyScore:
     """Attack by loss."""
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_loss(t)}))
 
 
 @handler("mia_zlib", wants_answers, steps=True, settings=())
-def mia_zlib(inputs: Inputs) -> Scored:
+def mia_zlib(inputs: Inputs) -> AnyScore:
     """Attack by loss over compressed length."""
 
     def value(example: Example) -> Value:
@@ -93,28 +98,29 @@ def mia_zlib(inputs: Inputs) -> Scored:
 
 
 def _k(inputs: Inputs) -> float:
-    k = float(inputs.spec.params.get("k", 0.2))
+    """The share of tokens that min-k looks at."""
+    k = float(inputs.spec.params.get("k", 0.2))  # open-unlearning's own default; its suites and MUSE's set 0.4
     if not 0 < k <= 1:
         raise UserError(f"Metric '{inputs.spec.name}': k must lie in (0, 1], it is {k}.")
     return k
 
 
 @handler("mia_min_k", wants_answers, steps=True, settings=("k",))
-def mia_min_k(inputs: Inputs) -> Scored:
+def mia_min_k(inputs: Inputs) -> AnyScore:
     """Attack by the least likely tokens."""
     k = _k(inputs)
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_min_k(t, k)}))
 
 
 @handler("mia_min_k_plus_plus", wants_answers, steps=True, reads=["spread"], settings=("k",))
-def mia_min_k_plus_plus(inputs: Inputs) -> Scored:
+def mia_min_k_plus_plus(inputs: Inputs) -> AnyScore:
     """Attack by the least likely tokens, standardised over the vocabulary."""
     k = _k(inputs)
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_min_k_plus_plus(t, k)}))
 
 
 @handler("mia_gradnorm", wants_gradients, settings=("p",))
-def mia_gradnorm(inputs: Inputs) -> Scored:
+def mia_gradnorm(inputs: Inputs) -> AnyScore:
     """Attack by the norm of the loss's gradient."""
 
     def value(example: Example) -> Value:
@@ -131,8 +137,8 @@ def mia_gradnorm(inputs: Inputs) -> Scored:
 
 
 @handler("mia_reference", wants_reference, settings=("reference_model_path",))
-def mia_reference(inputs: Inputs) -> Scored:
-    """Attack by the loss beside a reference model's."""
+def mia_reference(inputs: Inputs) -> AnyScore:
+    """Attack by the loss less a reference model's."""
     path = reference_path(inputs.spec)
     if path is None:
         return Score(None, reason="no reference model given (reference_model_path / --reference-model)")

@@ -15,7 +15,7 @@ import numpy as np
 from vestige.metrics.dialects import Dialect
 from vestige.numeric import mean, means
 from vestige.suites.registry import Inputs
-from vestige.suites.steps import Columns, Scored, StepScores, first_reason, steps_of
+from vestige.suites.steps import AnyScore, Columns, StepScores, first_reason, steps_of
 from vestige.types import BAD_LOGITS, Array, Example, Rows, Score, Target, TokenStats, stats
 from vestige.wants import Wants
 
@@ -26,8 +26,14 @@ Value = dict[str, Any]
 NO_TOKENS = "the answer leaves no target tokens"
 
 
+def examples_of(data: Mapping[str, Rows]) -> list[Example]:
+    """Every example of some data sets, in order."""
+    return [example for rows in data.values() for row in rows.examples for example in row]
+
+
 def targets(data: Mapping[str, Rows]) -> list[Target]:
-    return [e.target for rows in data.values() for row in rows.examples for e in row if e.target]
+    """The answers that can be scored: examples without a token to score have none."""
+    return [example.target for example in examples_of(data) if example.target]
 
 
 def wants_answers(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
@@ -46,6 +52,7 @@ def stats_of(inputs: Inputs, example: Example) -> TokenStats | None:
 
 
 def clean(value: Any) -> float | None:
+    """A finite number; NaN and infinity are missing."""
     number = float(value)
     return number if math.isfinite(number) else None
 
@@ -54,15 +61,14 @@ def by_index(rows: Rows, value: Callable[[Example], Value]) -> dict[str, Value]:
     """One entry per row; with several answers per row, each field is the list over answers."""
     out: dict[str, Value] = {}
     for row in rows.examples:
-        values = list(map(value, row))
+        values = [value(example) for example in row]
+        entry = values[0]
         if rows.many:
             fields = dict.fromkeys(k for v in values for k in v if k != "reason")
-            entry: Value = {k: [v.get(k) for v in values] for k in fields}
+            entry = {k: [v.get(k) for v in values] for k in fields}
             reasons = [v["reason"] for v in values if "reason" in v]
             if reasons:
                 entry["reason"] = first_reason(*reasons)
-        else:
-            entry = values[0]
         out[row[0].index] = entry
     return out
 
@@ -83,37 +89,42 @@ def row_mean(entry: Value | Mapping[str, Any], field: str) -> Any:
 
 def mean_score(
     by_index: Mapping[str, Value], field: str, each: Callable[[Array], Array] | None = None, **extra: Any
-) -> Scored:
+) -> AnyScore:
     """The mean over rows (of the mean over a row's answers): a Score, or StepScores. `each` turns a row's value first.
 
     Rows without target tokens are left out, counted and named. A row the model answered with NaN makes the whole
     mean missing: leaving it out would flatter a broken model.
     """
-    values = [row_mean(entry, field) for entry in by_index.values()]
-    broken = [np.asarray(entry.get("reason", "")) == BAD_LOGITS for entry in by_index.values()]
-    partial = [_partial(e, field) & ~bad for e, bad in zip(by_index.values(), broken, strict=True)]
+    indices, entries = list(by_index), list(by_index.values())
+    values = [row_mean(entry, field) for entry in entries]
+    broken = [np.asarray(entry.get("reason", "")) == BAD_LOGITS for entry in entries]
+    partial = [_lacks_an_answer(entry, field) & ~bad for entry, bad in zip(entries, broken, strict=True)]
     steps = steps_of(*values, *broken)
     if steps is None:
-        value, reason, notes = _mean(list(by_index), values, broken, partial, each)
+        value, reason, notes = _mean_over_rows(indices, values, broken, partial, each)
         return Score(value, by_index, extra, reason, notes)
-    columns = zip(_columns(values, steps), _columns(broken, steps), _columns(partial, steps), strict=True)
-    found = [_mean(list(by_index), v, bad, gone, each) for v, bad, gone in columns]
+    means_of_steps, reasons, all_notes = [], [], []
+    for columns in zip(_columns(values, steps), _columns(broken, steps), _columns(partial, steps), strict=True):
+        value, reason, notes = _mean_over_rows(indices, *columns, each)
+        means_of_steps.append(np.nan if value is None else value)
+        reasons.append(reason)
+        all_notes.append(notes)
     return StepScores(
-        np.array([np.nan if v is None else v for v, _, _ in found]),
-        by_index,
-        np.array([reason for _, reason, _ in found], dtype=object),
-        tuple(notes for _, _, notes in found),
-        np.ones(steps, dtype=bool),
-        extra,
+        agg_value=np.array(means_of_steps),
+        value_by_index=by_index,
+        reason=np.array(reasons, dtype=object),
+        notes=tuple(all_notes),
+        with_rows=np.ones(steps, dtype=bool),
+        extra=extra,
     )
 
 
-def _partial(entry: Mapping[str, Any], field: str) -> Array:
-    """Whether some answer of a row has no value."""
-    gone: Array = np.asarray(False)
+def _lacks_an_answer(entry: Mapping[str, Any], field: str) -> Array:
+    """Whether some answer of a row has no value; along a trajectory at each step."""
+    lacks: Array = np.asarray(False)
     for v in as_list(entry[field]):
-        gone = gone | (np.isnan(v) if isinstance(v, np.ndarray) else v is None)
-    return gone
+        lacks = lacks | (np.isnan(v) if isinstance(v, np.ndarray) else v is None)
+    return lacks
 
 
 def _columns(rows: Sequence[Any], steps: int) -> list[list[Any]]:
@@ -121,28 +132,36 @@ def _columns(rows: Sequence[Any], steps: int) -> list[list[Any]]:
     if steps_of(*rows) is None:
         return [list(rows)] * steps
     table = np.stack([np.broadcast_to(np.nan if v is None else v, steps) for v in rows], axis=-1)
-    if table.dtype == bool or not np.isnan(table).any():
-        return table.tolist()
-    return [[None if math.isnan(v) else v for v in column] for column in table.tolist()]
+    columns: list[list[Any]] = table.tolist()
+    if table.dtype != bool and np.isnan(table).any():
+        columns = [[None if math.isnan(v) else v for v in column] for column in columns]
+    return columns
 
 
-def _mean(
+def _mean_over_rows(
     indices: Sequence[str],
     values: Sequence[float | None],
     broken: Sequence[Any],
     partial: Sequence[Any],
     each: Callable[[Array], Array] | None,
 ) -> tuple[float | None, str, tuple[str, ...]]:
-    """The mean over rows, why there is none, and what was left out."""
-    rows = [v for v, bad in zip(values, broken, strict=True) if v is not None and not bad]
-    left_out = [i for i, gone in zip(indices, partial, strict=True) if gone]
-    bad_rows = [i for i, bad in zip(indices, broken, strict=True) if bad]
-    notes = (f"{len(left_out)} row(s) with {NO_TOKENS}: {', '.join(left_out[:10])}",) if left_out else ()
+    """The mean of one step (or of a model without steps), why there is none, and what was left out."""
+    usable, bad_rows, left_out = [], [], []
+    for index, value, bad, lacking in zip(indices, values, broken, partial, strict=True):
+        if bad:
+            bad_rows.append(index)
+        elif value is not None:
+            usable.append(value)
+        if lacking:
+            left_out.append(index)
+    notes: tuple[str, ...] = ()
+    if left_out:
+        notes = (f"{len(left_out)} row(s) with {NO_TOKENS}: {', '.join(left_out[:10])}",)
     if bad_rows:
         return None, f"{BAD_LOGITS} on {len(bad_rows)} of {len(indices)} rows (first: {bad_rows[0]})", notes
-    if not rows:
+    if not usable:
         return None, "no row could be scored", notes
-    return mean(rows if each is None else each(np.asarray(rows))), "", notes
+    return mean(usable if each is None else each(np.asarray(usable))), "", notes
 
 
 def one_stat(inputs: Inputs, compute: Callable[[TokenStats], Mapping[str, Any]]) -> Callable[[Example], Value]:
@@ -153,28 +172,33 @@ def one_stat(inputs: Inputs, compute: Callable[[TokenStats], Mapping[str, Any]])
         t = stats_of(inputs, example)
         if t is None:
             stand_in = inputs.dialect.empty.get(inputs.spec.handler)
-            return {**dict.fromkeys(fields, stand_in), **({} if stand_in is not None else {"reason": NO_TOKENS})}
+            entry: Value = dict.fromkeys(fields, stand_in)
+            return entry if stand_in is not None else {**entry, "reason": NO_TOKENS}
         bad = np.asarray(np.isnan(t.logprob).any(axis=-1))
         if bad.all():
             return {**dict.fromkeys(fields), "reason": BAD_LOGITS}
         found = compute(t)
-        if not bad.ndim and not all(np.isfinite(v).all() for v in found.values()):
+        if bad.ndim:
+            return _without_bad_steps(bad, {k: np.asarray(v, dtype=float) for k, v in found.items()})
+        if not all(np.isfinite(v).all() for v in found.values()):
             return {**dict.fromkeys(fields), "reason": BAD_LOGITS}  # a label of probability 0 has no loss
-        if not bad.ndim:
-            return {k: (v.tolist() if np.ndim(v) else float(v)) for k, v in found.items()}
-        return _without(bad, {k: np.asarray(v, dtype=float) for k, v in found.items()})
+        return {k: (v.tolist() if np.ndim(v) else float(v)) for k, v in found.items()}
 
     return value
 
 
-def _without(bad: Array, found: Mapping[str, Array]) -> Value:
+def _without_bad_steps(bad: Array, found: Mapping[str, Array]) -> Value:
     """Values over steps without those of bad steps. A value that is not a number is as bad: it must not be lost."""
     for v in found.values():
         bad = bad | ~np.isfinite(v).reshape(len(bad), -1).all(axis=-1)
     if not bad.any():
         return dict(found)
-    kept = {k: np.where(bad.reshape(-1, *(1,) * (v.ndim - 1)), np.nan, v) for k, v in found.items()}
-    return {**kept, "reason": np.where(bad, np.array(BAD_LOGITS, dtype=object), "")}
+    out: Value = {}
+    for name, v in found.items():
+        bad_cells = bad.reshape(-1, *(1,) * (v.ndim - 1))  # a value may have further axes (sorted probabilities)
+        out[name] = np.where(bad_cells, np.nan, v)
+    out["reason"] = np.where(bad, np.array(BAD_LOGITS, dtype=object), "")
+    return out
 
 
 def one_number(field: str, number: Any, *reasons: str | Array) -> Value:
@@ -185,7 +209,9 @@ def one_number(field: str, number: Any, *reasons: str | Array) -> Value:
     if not np.ndim(number):
         return {field: float(number)}
     gone = np.isnan(number)
-    return {field: number, **({"reason": np.where(gone, why, "")} if gone.any() else {})}
+    if not gone.any():
+        return {field: number}
+    return {field: number, "reason": np.where(gone, why, "")}
 
 
 def as_list(x: Any) -> list[Any]:
@@ -193,7 +219,7 @@ def as_list(x: Any) -> list[Any]:
     return x if isinstance(x, list) else [x]
 
 
-def scores_of(score: Scored) -> Any:
+def scores_of(score: AnyScore) -> Any:
     """The per-row scores that exist: a list, or Columns that give one for each step."""
     rows = (score.value_by_index or {}).values()
     found: list[Any] = [row.get("score") for row in rows]  # other tools' rows may have none

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vestige.metrics.dialects import Dialect
 from vestige.numeric import mean
-from vestige.suites.handlers.common import NO_TOKENS, Value
+from vestige.suites.handlers.common import NO_TOKENS, Value, examples_of
 from vestige.suites.registry import Inputs, handler
 from vestige.types import BAD_LOGITS, Example, Rows, Score
 from vestige.wants import PatchInto, PatchWant, Wants
@@ -33,10 +33,11 @@ def patch_want(example: Example) -> PatchWant | None:
 
 
 def wants_patched(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """Each answer with layers patched from the retain and from the evaluated model, into the full one."""
     models = into(spec)
     if models is None:
         return Wants()
-    found = [patch_want(e) for rows in data.values() for row in rows.examples for e in row]
+    found = [patch_want(example) for example in examples_of(data)]
     return Wants(patched={models: [w for w in found if w is not None]})
 
 
@@ -65,6 +66,7 @@ def uds(inputs: Inputs) -> Score:
 
 
 def _example(inputs: Inputs, models: PatchInto, example: Example, tau: float) -> Value:
+    """One row's depth score, or why it has none."""
     from vestige.metrics.depth import NO_KNOWLEDGE, ExampleDepth
 
     want = patch_want(example)

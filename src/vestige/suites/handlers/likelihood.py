@@ -27,7 +27,7 @@ from vestige.suites.handlers.common import (
     wants_answers,
 )
 from vestige.suites.registry import Inputs, handler
-from vestige.suites.steps import Scored, at_each_step, unless, words_at_each_step
+from vestige.suites.steps import AnyScore, at_each_step, unless, words_at_each_step
 from vestige.types import BAD_LOGITS, Array, Example, Rows, Score, TokenStats
 from vestige.wants import Wants
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @handler("probability", wants_answers, steps=True, settings=())
-def probability(inputs: Inputs) -> Scored:
+def probability(inputs: Inputs) -> AnyScore:
     """Length-normalised probability of the answer."""
 
     def compute(t: TokenStats) -> Mapping[str, Any]:
@@ -48,7 +48,7 @@ def probability(inputs: Inputs) -> Scored:
     return with_total_error(mean_score(by_index(inputs.rows, with_error(inputs, value)), "prob"))
 
 
-def with_total_error(score: Scored) -> Scored:
+def with_total_error(score: AnyScore) -> AnyScore:
     """Adds how far the mean may be off because each row was estimated by Monte Carlo (diffusion models)."""
     if not isinstance(score, Score) or score.agg_value is None:
         return score  # along a trajectory nothing is estimated
@@ -61,6 +61,7 @@ def with_total_error(score: Scored) -> Scored:
 
 
 def _errors(entry: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """(probability, standard error of its loss) of each of a row's answers that was estimated."""
     pairs = zip(as_list(entry["prob"]), as_list(entry.get("avg_loss_standard_error")), strict=False)
     return [(p, se) for p, se in pairs if p is not None and se is not None]
 
@@ -77,12 +78,13 @@ def with_error(inputs: Inputs, value: Callable[[Example], Value]) -> Callable[[E
 
 
 def wants_visible(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """The answers twice: as the model generates them, and with every token in sight (diffusion models)."""
     asked = targets(data)
     return Wants(answers=asked, visible=asked)
 
 
 @handler("probability_confidence_ordered", wants_visible, steps=True, settings=())
-def probability_confidence_ordered(inputs: Inputs) -> Scored:
+def probability_confidence_ordered(inputs: Inputs) -> AnyScore:
     """The same probability, with the token probabilities listed from most to least confident."""
     if inputs.evidence.visible:  # a diffusion model is asked about each token with the whole text in sight
         inputs = replace(inputs, evidence=replace(inputs.evidence, answers=inputs.evidence.visible))
@@ -98,22 +100,23 @@ def probability_confidence_ordered(inputs: Inputs) -> Scored:
 
 
 @handler("loss", wants_answers, steps=True, settings=())
-def loss(inputs: Inputs) -> Scored:
+def loss(inputs: Inputs) -> AnyScore:
     """Mean negative log-probability of the answer's tokens."""
     value = one_stat(inputs, lambda t: {"score": memorisation.loss(t)})
     return mean_score(by_index(inputs.rows, value), "score")
 
 
 @handler("exact_memorization", wants_answers, steps=True, reads=["first"], settings=())
-def exact_memorization(inputs: Inputs) -> Scored:
+def exact_memorization(inputs: Inputs) -> AnyScore:
     """Share of answer tokens that are the model's first choice."""
+    # open-unlearning averages hits in torch's float32: 11 of 13 is 0.84615386 there.
     kind = np.float32 if inputs.dialect.float32_shares else np.float64
     value = one_stat(inputs, lambda t: {"score": memorisation.exact_memorization(t).astype(kind)})
     return mean_score(by_index(inputs.rows, value), "score")
 
 
 @handler("extraction_strength", wants_answers, steps=True, reads=["first"], settings=())
-def extraction_strength(inputs: Inputs) -> Scored:
+def extraction_strength(inputs: Inputs) -> AnyScore:
     """Share of the answer the model finishes without a miss."""
     floor = inputs.dialect.extraction_floor
     value = one_stat(inputs, lambda t: {"score": memorisation.extraction_strength(t, floor)})
@@ -165,7 +168,7 @@ def _of_pairs(inputs: Inputs, reads: str, writes: str, formula: Callable[[Array,
 
 
 @handler("probability_w_options", steps=True, settings=())
-def probability_w_options(inputs: Inputs) -> Scored:
+def probability_w_options(inputs: Inputs) -> AnyScore:
     """The truth's share of the probability of all options."""
 
     def share(right: Array, wrong: Array) -> Array:
@@ -192,7 +195,7 @@ def _mean_loss(losses: Array, paper: bool) -> Array:
 
 
 @handler("truth_ratio", steps=True, settings=("aggregator", "paper"))
-def truth_ratio(inputs: Inputs) -> Scored:
+def truth_ratio(inputs: Inputs) -> AnyScore:
     """P(wrong answers) / P(right answer)."""
     name = str(inputs.spec.params.get("aggregator", "closer_to_1_better"))
     if name not in memorisation.TRUTH_RATIO_AGGREGATORS:
@@ -209,7 +212,7 @@ def truth_ratio(inputs: Inputs) -> Scored:
 
 
 @handler("hm_aggregate", steps=True, settings=())
-def hm_aggregate(inputs: Inputs) -> Scored:
+def hm_aggregate(inputs: Inputs) -> AnyScore:
     """Harmonic mean of the parents' values (model utility)."""
     names = [inputs.spec.parents[key] for key in inputs.parents]
 

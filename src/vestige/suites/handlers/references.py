@@ -12,7 +12,7 @@ from vestige.stats import vectors
 from vestige.suites.handlers.common import scores_of
 from vestige.suites.handlers.likelihood import is_broken, need
 from vestige.suites.registry import Inputs, handler
-from vestige.suites.steps import Scored, at_each_step, unless
+from vestige.suites.steps import AnyScore, at_each_step, unless
 from vestige.types import NO_RETAIN_LOGS, Score
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ORDINARY_RUN = "the retain logs are of an ordinary run, which has a value for th
 
 
 @handler("ks_test", steps=True, settings=())
-def ks_test(inputs: Inputs) -> Scored:
+def ks_test(inputs: Inputs) -> AnyScore:
     """Two-sided KS p-value of the truth ratios against the retain model's (forget quality)."""
     missing, reference = need(inputs, "forget"), inputs.reference("retain")
     if reference is None:
@@ -46,12 +46,14 @@ def ks_test(inputs: Inputs) -> Scored:
 
 
 def _lacking(reference: Score) -> str:
+    """Why a retain model's result cannot be compared with."""
     if reference.reason == ORDINARY_RUN:
         return ORDINARY_RUN
     return f"the retain logs have no value either: {reference.reason or 'it is null there'}"
 
 
 def _no_reference(inputs: Inputs) -> str:
+    """Why there is no retain model's result at all."""
     paths = [r.path for r in inputs.spec.references]
     if any(paths):
         wanted = ", ".join(m for r in inputs.spec.references for m in r.include)
@@ -64,7 +66,7 @@ def ref_value(spec: MetricSpec) -> float:
     return float(spec.params.get("ref_value", 0.5))
 
 
-def _against_reference(inputs: Inputs, formula: Callable[[float, float], float], nothing: str) -> Scored:
+def _against_reference(inputs: Inputs, formula: Callable[[float, float], float], nothing: str) -> AnyScore:
     """`nothing`: why a comparison with this reference has no value, when the formula gives none."""
     if "forget" not in inputs.parents:
         raise UserError(f"Metric '{inputs.spec.name}' needs a parent with access_key 'forget' in pre_compute.")
@@ -88,11 +90,12 @@ def _against_reference(inputs: Inputs, formula: Callable[[float, float], float],
 
 
 def _value(number: float, nothing: str, *notes: str) -> Score:
+    """A comparison, or the reason why the formula gives no number."""
     return Score(None, reason=nothing, notes=notes) if math.isnan(number) else Score(number, notes=notes)
 
 
 def _published(inputs: Inputs) -> float | None:
-    """The benchmark's own retrain AUC for the attack behind this metric, in dialects that compare with it."""
+    """The benchmark's own retrain AUC for the attack this metric is made of, in dialects that compare with it."""
     split = inputs.spec.params.get("data_split")
     if not inputs.dialect.published_references or split is None:
         return None
@@ -100,14 +103,14 @@ def _published(inputs: Inputs) -> float | None:
 
 
 @handler("privleak", steps=True, settings=("ref_value", "data_split", "attack", "attack_k"))
-def privleak(inputs: Inputs) -> Scored:
+def privleak(inputs: Inputs) -> AnyScore:
     """Relative change of 1 - AUC against the retain model's, in per cent."""
     nothing = "the retain model's AUC is 1, so that 1 - AUC is 0 and a change relative to it has no value"
     return _against_reference(inputs, vectors.privleak, nothing)
 
 
 @handler("rel_diff", steps=True, settings=("ref_value",))
-def rel_diff(inputs: Inputs) -> Scored:
+def rel_diff(inputs: Inputs) -> AnyScore:
     """Relative difference to the retain model's value, in per cent."""
     nothing = "the retain model's value is 0, and a difference relative to 0 has no value"
     return _against_reference(inputs, vectors.rel_diff, nothing)

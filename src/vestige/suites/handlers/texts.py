@@ -1,4 +1,4 @@
-"""What the model says."""
+"""What the model says: overlap with the reference, a classifier's opinion, secrets, repetition, likelihood."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from vestige.errors import UserError, unknown_name
 from vestige.metrics.dialects import Dialect
 from vestige.metrics.memorisation import probability
 from vestige.suites.handlers.attacks import reference_path
-from vestige.suites.handlers.common import Value, as_list, by_index, clean, mean_score
+from vestige.suites.handlers.common import Value, as_list, by_index, clean, examples_of, mean_score
 from vestige.suites.registry import Inputs, handler
-from vestige.suites.steps import Scored, stacked
+from vestige.suites.steps import AnyScore, stacked
 from vestige.types import BAD_LOGITS, Example, Rows, Score, Text
 from vestige.wants import ClassifierWant, Decoding, Request, Wants, spoken
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 
 def decoding_of(spec: MetricSpec) -> Decoding:
+    """How texts are generated for a metric."""
     return Decoding.from_config(spec.generation)
 
 
 def wants_texts(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
     """Texts that the model writes for the prompts of the metric's data sets."""
     decoding = decoding_of(spec)
-    return Wants(texts=[Request(e.prompt, decoding) for rows in data.values() for row in rows.examples for e in row])
+    return Wants(texts=[Request(example.prompt, decoding) for example in examples_of(data)])
 
 
 ROUGE_TYPES = ("rouge1_recall", "rougeL_f1", "rougeL_recall")
@@ -57,7 +58,7 @@ def _said(inputs: Inputs, example: Example, decoding: Decoding, score: Callable[
 
 
 @handler("rouge", wants_texts, steps=True, settings=("rouge_type",))
-def rouge(inputs: Inputs) -> Scored:
+def rouge(inputs: Inputs) -> AnyScore:
     """Overlap of the greedy answer with the reference."""
     from vestige.metrics.text import rouge_scores
 
@@ -73,7 +74,7 @@ def rouge(inputs: Inputs) -> Scored:
 
 
 @handler("bleu", wants_texts, steps=True, settings=())
-def bleu_score(inputs: Inputs) -> Scored:
+def bleu_score(inputs: Inputs) -> AnyScore:
     """Shared word sequences of the greedy answer and the reference."""
     from vestige.metrics.text import bleu
 
@@ -86,6 +87,7 @@ def bleu_score(inputs: Inputs) -> Scored:
 
 
 def _classifier_wants(inputs: Inputs) -> list[ClassifierWant]:
+    """One question to the classifier for each text of the parent."""
     params = inputs.spec.params
     model_args = dict(params.get("classifier_model_args") or {})
     path = model_args.get("pretrained_model_name_or_path")
@@ -93,6 +95,7 @@ def _classifier_wants(inputs: Inputs) -> list[ClassifierWant]:
         raise UserError(f"Metric '{inputs.spec.name}' needs classifier_model_args.pretrained_model_name_or_path.")
     texts = inputs.parents["text"].value_by_index or {}
     tokenization = params.get("classifier_tokenization_args") or {}
+    # 32 tokens, as in open-unlearning: the rest of a longer text is not judged.
     length = int(tokenization.get("max_length") or params.get("max_length") or 32)
     class_id = int(params.get("class_id", 0))
     return [ClassifierWant(t, str(path), class_id, length) for v in texts.values() for t in as_list(v["generation"])]
@@ -103,7 +106,7 @@ def _classifier_wants(inputs: Inputs) -> list[ClassifierWant]:
     classify=_classifier_wants,
     settings=("classifier_model_args", "classifier_tokenization_args", "max_length", "class_id", "text_key", "device"),
 )
-def classifier_prob(inputs: Inputs) -> Scored:
+def classifier_prob(inputs: Inputs) -> AnyScore:
     """Class probability of the generated text under a text classifier (gibberish)."""
     scores = iter([inputs.evidence.classified[w.key] for w in _classifier_wants(inputs)])
     by_index: dict[str, Value] = {}
@@ -114,9 +117,6 @@ def classifier_prob(inputs: Inputs) -> Scored:
 
 
 # ---- Secrets a model says, and how fluently it speaks: metrics of texts that ROUGE has generated anyway -----------
-#
-# In: rows with the columns that hold their facts, texts, and what a second model thinks of those texts. Out: Scores.
-# Callers: engine/scores.py, by the names of the handlers; report/rows_part.py for `secrets_in`.
 
 NO_SECRET = "the row has no secret: no entity column, and none to be found in its answers"
 NOTHING_SAID = "the model said nothing"
@@ -131,7 +131,7 @@ def secrets_in(rows: Rows) -> dict[str, Secret]:
 
 
 @handler("secrets_said", wants_texts, settings=())
-def secrets_said(inputs: Inputs) -> Scored:
+def secrets_said(inputs: Inputs) -> AnyScore:
     """The share of rows whose secret the answer says."""
     from vestige.metrics.secrets_said import says
 
@@ -154,7 +154,7 @@ def secrets_said(inputs: Inputs) -> Scored:
 
 
 @handler("repetition", wants_texts, settings=())
-def repetition_of_texts(inputs: Inputs) -> Scored:
+def repetition_of_texts(inputs: Inputs) -> AnyScore:
     """How much of what the model says it has said before."""
     from vestige.metrics.secrets_said import repetition
 
@@ -165,12 +165,13 @@ def repetition_of_texts(inputs: Inputs) -> Scored:
 
 
 def wants_said(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """Texts of this model, and how likely the model before unlearning finds them."""
     wants, path = wants_texts(spec, data, dialect), reference_path(spec)
     return replace(wants, said={path: wants.texts}) if path else Wants()
 
 
 @handler("said_likelihood", wants_said, settings=("reference_model_path",))
-def said_likelihood(inputs: Inputs) -> Scored:
+def said_likelihood(inputs: Inputs) -> AnyScore:
     """How likely the model before unlearning finds what this one says."""
     path = reference_path(inputs.spec)
     if path is None:
@@ -199,7 +200,7 @@ def _of_text(
     return {field: number} if number is not None else {field: None, "reason": why}
 
 
-def _where_it_spoke(rows: Mapping[str, Value]) -> Scored:
+def _where_it_spoke(rows: Mapping[str, Value]) -> AnyScore:
     """The mean over rows with a text; how many there were without."""
     spoke = {i: entry for i, entry in rows.items() if entry.get("reason") != NOTHING_SAID}
     if not spoke:

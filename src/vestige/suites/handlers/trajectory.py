@@ -22,9 +22,9 @@ from vestige.suites.handlers.trajectory_reading import (
     gather,
     windowed,
 )
-from vestige.suites.handlers.trajectory_results import Results, at_last_step, protocol
+from vestige.suites.handlers.trajectory_results import assemble_score, at_last_step, protocol
 from vestige.suites.registry import DECIDED, HANDLERS, TRAJECTORY, Inputs, handler
-from vestige.suites.steps import Scored, StepScores
+from vestige.suites.steps import AnyScore, StepScores
 from vestige.suites.trajectory import TrajectoryConfig, read_config
 from vestige.types import Rows, Score
 from vestige.wants import Wants
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @handler(DECIDED, wants_answers, steps=True, settings=("normalised",))
-def extraction_strength_decided(inputs: Inputs) -> Scored:
+def extraction_strength_decided(inputs: Inputs) -> AnyScore:
     """Share of the denoising steps after which every token that was decided is right."""
     normalised = bool(inputs.spec.params.get("normalised", False))
     value = one_stat(inputs, lambda t: {"score": memorisation.extraction_strength(t, normalised=normalised)})
@@ -47,6 +47,7 @@ NO_WORDS = "texts along a trajectory need the tokenizer, which was not found"
 
 
 def denoised_wants(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """One denoising run for each distinct prompt: all metrics watch the same run."""
     config = read_config(spec.params, spec.name)
     cut = {k: windowed(r, config) for k, r in data.items()}
     asked = gather(spec, cut, dialect, config.denoising.takes_back)
@@ -65,23 +66,21 @@ def trajectory_metrics(inputs: Inputs) -> Score:
         reasons = "; ".join(dict.fromkeys(inputs.unavailable.values()))
         return Score(None, reason=reasons or "its data sets hold no prompts")
     _check_reference(inputs, run.config)
-    found = Results(inputs, run)
+    scores: dict[str, dict[str, dict[str, StepScores]]] = {}
     for view in run.config.views:
+        scores[view] = {}
         for trajectory in run.config.trajectories:
-            found.add(view, trajectory, _score_children(inputs, Reading(run, trajectory, view)))
-    return found.score()
+            reading = Reading(run, trajectory, view)
+            by_metric: dict[str, StepScores] = {}
+            for name, child in children(inputs.spec).items():  # parents first; each is called once, for all steps
+                found = _score_child(inputs, reading, child, by_metric)
+                by_metric[name] = StepScores.constant(found, run.steps) if isinstance(found, Score) else found
+            scores[view][trajectory] = by_metric
+    return assemble_score(inputs, run, scores)
 
 
-def _score_children(inputs: Inputs, reading: Reading) -> dict[str, StepScores]:
-    """All children along one trajectory in one view, parents first: each handler is called once, for all steps."""
-    scores: dict[str, StepScores] = {}
-    for name, child in children(inputs.spec).items():
-        found = _score_child(inputs, reading, child, scores)
-        scores[name] = StepScores.constant(found, reading.run.steps) if isinstance(found, Score) else found
-    return scores
-
-
-def _score_child(inputs: Inputs, reading: Reading, child: MetricSpec, scores: Mapping[str, StepScores]) -> Scored:
+def _score_child(inputs: Inputs, reading: Reading, child: MetricSpec, scores: Mapping[str, StepScores]) -> AnyScore:
+    """One metric along one trajectory in one view, or why it cannot be followed there."""
     kind, run = HANDLERS[child.handler], reading.run
     if child.name in inputs.unavailable:
         return Score(None, reason=inputs.unavailable[child.name])
@@ -107,7 +106,7 @@ def _score_child(inputs: Inputs, reading: Reading, child: MetricSpec, scores: Ma
 def _score_step(inputs: Inputs, reading: Reading, asked: Inputs, step: int) -> Score:
     """A metric that knows one state of a model, at one step: a plug-in's."""
 
-    def at(score: Scored | None) -> Score | None:
+    def at(score: AnyScore | None) -> Score | None:
         return score.at(step) if isinstance(score, StepScores) else score
 
     kind = HANDLERS[asked.spec.handler]

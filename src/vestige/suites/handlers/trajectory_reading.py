@@ -43,7 +43,7 @@ Ids = tuple[int, ...]
 
 
 @dataclass
-class Asked:
+class AnswerStreams:
     """What all metrics together ask about: the answers to each prompt, and which text request means which prompt."""
 
     streams: dict[Prompt, dict[Ids, None]] = field(default_factory=dict)  # prompt -> distinct answers, in order
@@ -51,6 +51,7 @@ class Asked:
     texts: dict[str, Prompt] = field(default_factory=dict)  # request key -> prompt
 
     def add(self, wants: Wants) -> None:
+        """Takes in what one metric wants."""
         for target in wants.answers:
             prompt = prompt_of(target)
             self.streams.setdefault(prompt, {})[target.labels] = None
@@ -66,6 +67,7 @@ class Asked:
         return sorted(answers) if config.denoising.mode == "unguided" else [*answers[:1], *sorted(answers[1:])]
 
     def want(self, prompt: Prompt, config: TrajectoryConfig) -> DenoiseWant:
+        """The denoising run of a prompt, with each answer laid on the window."""
         laid = tuple(window(labels, config.length, config.alignment) for labels in self.ordered(prompt, config))
         return DenoiseWant(prompt, laid, config.denoising, config.logits_path or "")
 
@@ -89,6 +91,7 @@ def _by_row(example: Example) -> Example:
 
 
 def _cut(example: Example, length: int, words: Words | None) -> Example:
+    """An example with its answer cut to the window, and its texts with it."""
     target = example.target
     if target is None or len(target.labels) <= length:
         return example
@@ -114,13 +117,14 @@ def child_data(spec: MetricSpec, data: Mapping[str, Rows], child: str) -> dict[s
 
 
 def children(spec: MetricSpec) -> Mapping[str, MetricSpec]:
+    """The metrics that a trajectory metric computes at each step, parents first."""
     assert spec.children is not None
     return spec.children.metrics
 
 
-def gather(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect, takes_back: bool) -> Asked:
+def gather(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect, takes_back: bool) -> AnswerStreams:
     """With `takes_back` the answers of the first data set are watched whatever the metrics read: `revocations` does."""
-    asked = Asked()
+    asked = AnswerStreams()
     for name, child in children(spec).items():
         mine = child_data(spec, data, name)
         if len(mine) == len(child.datasets):  # else something it needs is not there
@@ -156,6 +160,7 @@ class Reading:
         )
 
     def _stats(self, key: str) -> TokenStats:
+        """An answer's statistics at each step: those of its tokens that lie in the view."""
         if key not in self.stats:
             prompt, answer = self.run.asked.answers[key]
             rows = scored_length(self._length(prompt), self.run.config.alignment)
@@ -164,6 +169,7 @@ class Reading:
         return self.stats[key]
 
     def _decided(self, key: str) -> TokenStats:
+        """The same for extraction strength in decision order."""
         if key not in self.decided:
             prompt, answer = self.run.asked.answers[key]
             stream, alignment = self.run.stream[prompt, answer], self.run.config.alignment
@@ -172,11 +178,13 @@ class Reading:
         return self.decided[key]
 
     def _length(self, prompt: Prompt) -> int:
+        """How many positions of the window the view covers."""
         if prompt not in self.lengths:
             self.lengths[prompt] = view_length(self.view, self.run.traces[prompt].final, self.run.eos_ids)
         return self.lengths[prompt]
 
     def _texts(self, prompt: Prompt) -> list[Text]:
+        """The text at each step."""
         if self.run.traces[prompt].broken:
             return [Text((BROKEN,), "")] * self.run.steps
         said = (self.text_ids(prompt, step) for step in range(self.run.steps))
@@ -215,6 +223,7 @@ def evidence_at(evidence: Evidence, step: int) -> Evidence:
 
 
 def _text_at(text: Text | Sequence[Text], step: int) -> Text:
+    """A text that does not change stands for every step."""
     return text if isinstance(text, Text) else text[step]
 
 
@@ -267,12 +276,14 @@ class TrajectoryRun:
         self._texts: dict[Ids, str] = {}
 
     def paths(self, trajectory: str) -> dict[Prompt, Path]:
+        """Every trace along a trajectory, read once."""
         if trajectory not in self._paths:
             found = {prompt: follow(t, trajectory, self.reported[prompt]) for prompt, t in self.traces.items()}
             self._paths[trajectory] = found
         return self._paths[trajectory]
 
     def text(self, ids: Ids) -> str:
+        """Token ids as text."""
         assert self.words is not None
         if ids not in self._texts:  # neighbouring steps and trajectories mostly say the same
             self._texts[ids] = self.words.decode(ids)

@@ -23,8 +23,20 @@ SYSTEM = "You are a helpful assistant."
 # parts, and `make test-PART` runs it: `pytest --part PART tests`. A name is a folder or a file of tests/.
 PARTS = {
     "commands": (
-        *("api", "audit", "collapse", "depth", "engine", "integrations", "lab", "meta", "results", "stress", "sweep"),
-        *("servers", "show", "unlearn", "watch", "test_names.py", "test_one_definition.py", "test_plugins.py"),
+        *(
+            "adapters",
+            "api",
+            "audit",
+            "collapse",
+            "depth",
+            "engine",
+            "integrations",
+            "lab",
+            "meta",
+            "results",
+            "stress",
+        ),
+        *("sweep", "show", "unlearn", "watch", "test_names.py", "test_one_definition.py", "test_plugins.py"),
         *("test_cli.py", "test_flags.py", "test_vocabulary.py"),
     ),
     "models": (

@@ -26,7 +26,7 @@ TOP_LEVEL = {
 
 PIPELINE = {"data", "models", "collect", "metrics", "stats", "suites", "store"}
 # What every verb's package may use: the pipeline, the engine, adapters to other software, and what is printed.
-BELOW = PIPELINE | {"configs", "engine", "integrations", "runs", "servers", "show"}
+BELOW = PIPELINE | {"adapters", "configs", "engine", "integrations", "runs", "show"}
 
 # Dependencies point one way: top-level modules < pipeline < engine < verbs < cli.
 DEPENDENCIES: dict[str, set[str]] = {
@@ -52,11 +52,11 @@ DEPENDENCIES: dict[str, set[str]] = {
     "stats": set(),
     "suites": {"metrics", "stats"},
     "store": set(),
-    "integrations": {"models", "data", "collect", "metrics", "suites"},
+    "adapters": {"collect", "data", "metrics", "models", "suites"},  # other people's software
+    "integrations": {"adapters", "models", "data", "collect", "metrics", "suites"},
     "show": {"metrics", "suites"},
-    "servers": {"collect"},  # clients of model servers, which collect's interface describes
     # An evaluation and what it keeps: one package soon.
-    "engine": PIPELINE | {"configs", "integrations", "runs", "servers", "show"},
+    "engine": PIPELINE | {"adapters", "configs", "integrations", "runs", "show"},
     "runs": PIPELINE | {"engine", "report", "show"},
     "costs": BELOW,
     # One judgement for the page, the terminal and the bench: below every package that ends in a verdict.
@@ -90,7 +90,7 @@ DEPENDENCIES: dict[str, set[str]] = {
     "plugins": {"data", "metrics", "models", "stress", "suites", "unlearn"},  # for plug-ins: no package imports it
     # The same packages as cli, called with keywords instead of flags.
     "api": BELOW | {"collapse", "costs", "depth", "verdict", "report", "results", "stress"},
-    "__init__": {"api", "collapse", "integrations", "runs", "watch"},
+    "__init__": {"adapters", "api", "collapse", "runs", "watch"},
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
@@ -101,6 +101,7 @@ WITH_TORCH = {
     "unlearn",
     "stress",
     "lab",
+    "adapters",
     "integrations",
     "engine",
     "costs",

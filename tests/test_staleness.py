@@ -240,7 +240,7 @@ def test_sweep_says_the_day_where_a_template_does(worlds: Worlds, monkeypatch: p
 
 
 def test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin(worlds: Worlds) -> None:
-    from vestige.integrations.plugin_files import with_siblings
+    from vestige.adapters.plugins import with_siblings
     from vestige.sweep.keys import named_content
     from vestige.sweep.tasks import task_key
 

@@ -43,7 +43,7 @@ def main() -> int:
         return 0
     env = {**os.environ, "VESTIGE_ENGINES": str(PLACE / "bin" / "python")}
     left = max(60.0, SECONDS - (time.monotonic() - start))
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/servers/test_engines.py"]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/adapters/test_engines.py"]
     try:
         return subprocess.run(command, cwd=ROOT, env=env, timeout=left, check=False).returncode
     except subprocess.TimeoutExpired:

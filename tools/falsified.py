@@ -19,12 +19,11 @@ from typing import Any
 
 from conftest import LAB, SYSTEM
 from serve_tools import ModelServer, TinyModel
+from vestige.adapters.served_model import ServedAnswers, ServedModel, Writing
+from vestige.adapters.servers import BadAnswer, ServerFacts, Vocabulary
+from vestige.adapters.servers import ModelServer as Client
 from vestige.collect.backend import Cost, StopRule
 from vestige.data.chat import Encoder, Template
-from vestige.servers.kinds import BadAnswer, ServerFacts, Vocabulary
-from vestige.servers.served import ServedAnswers, ServedModel, Writing
-from vestige.servers.vllm import VllmServer
-from vestige.servers.wire import Patience, WireCount
 from vestige.types import Target
 
 SHARE, ROWS = 0.01, 12
@@ -37,16 +36,16 @@ class Lying:
 
     def __init__(self, server: ModelServer, other: ModelServer) -> None:
         self.server, self.other = server, other
-        self.url, self.patience, self.count, self.reopened = "http://127.0.0.1", Patience(), WireCount(), 0
+        self.url, self.requests, self.retries, self.broken = "http://127.0.0.1", 0, 0, 0
         self.kept: dict[str, Any] = {}
         self.random = random.Random(0)
         self.told: list[str] = []  # lies of this run
         self.lying = False
 
-    def get(self, path: str, tries: int = 1) -> Any:
+    def get(self, path: str) -> Any:
         return self.server.answer(path, {})
 
-    def post(self, path: str, body: Any, tries: int = 1) -> Any:
+    def post(self, path: str, body: Any) -> Any:
         honest = copy.deepcopy(self.answer(self.server, body))
         if self.lying and "prompt_logprobs" in body:
             for choice in honest["choices"]:
@@ -144,7 +143,7 @@ def main(runs: int = 100) -> None:
     asked = targets(tiny)
     told, caught, lies, noticed = Counter[str](), Counter[str](), 0, 0
     for seed in range(runs):
-        server: Any = VllmServer(wire, ServerFacts("vllm", "0.0-test", name), vocabulary)  # type: ignore[arg-type]
+        server: Any = Client(wire, ServerFacts("vllm", "0.0-test", name), vocabulary)  # type: ignore[arg-type]
         server.identify = lambda server=server: server.facts
         model = ServedModel([server], 1, vocabulary.ids("The museum opens at nine.")[:12])
         model.tolerance = 1e-3  # this server computes in float32

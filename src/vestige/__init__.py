@@ -29,6 +29,7 @@ from __future__ import annotations
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from vestige.adapters.trajectory_tensors import trajectories_from_logits
     from vestige.api import (
         attack,
         compare_runs,
@@ -43,7 +44,6 @@ if _typing.TYPE_CHECKING:
     from vestige.collapse.callback import CollapseCallback
     from vestige.collapse.detector import CollapseDetector
     from vestige.errors import UserError
-    from vestige.integrations.offline import trajectories_from_logits
     from vestige.runs.evidence import read_evidence
     from vestige.runs.result import Result
     from vestige.watch.callback import Callback
@@ -79,7 +79,7 @@ _ELSEWHERE = {
     "UserError": "vestige.errors",
     "read_evidence": "vestige.runs.evidence",
     "Watch": "vestige.watch.loop",
-    "trajectories_from_logits": "vestige.integrations.offline",
+    "trajectories_from_logits": "vestige.adapters.trajectory_tensors",
 }
 
 

@@ -462,9 +462,9 @@ def measure_depth(
     `out` nothing is left on disk.
     """
     keywords = locals()
+    from vestige.adapters.preserve_state import preserve_state
     from vestige.depth.ask import make_ask
     from vestige.depth.run import depth_run
-    from vestige.integrations.undisturbed import undisturbed
 
     load_plugin_files(plugins)
     many = [unlearned] if isinstance(unlearned, (str, Path)) or not isinstance(unlearned, Iterable) else unlearned
@@ -476,7 +476,7 @@ def measure_depth(
         "retain": as_path("measure_depth", "retain", retain),
         "data": as_text(data) if rows is None else rows.path,
     }
-    with undisturbed(), place_for(out) as place:
+    with preserve_state(), place_for(out) as place:
         results = depth_run(make_ask(**{**settings, "out": place}))
     if out is None:
         for result in results:
@@ -604,7 +604,7 @@ def attack(
     disk.
     """
     keywords = locals()
-    from vestige.integrations.undisturbed import undisturbed
+    from vestige.adapters.preserve_state import preserve_state
     from vestige.stress.ask import SETTINGS, make_stress
     from vestige.stress.run import stress
 
@@ -612,5 +612,5 @@ def attack(
     control = None if retain_model is None else as_path("attack", "retain_model", retain_model)
     settings = {name: as_text(keywords[name]) for name in SETTINGS}
     path = as_path("attack", "model", model)
-    with undisturbed(), rows_as_folder(data) as folder, place_for(out) as place:
+    with preserve_state(), rows_as_folder(data) as folder, place_for(out) as place:
         return stress(make_stress(path, folder, attacks, place, control, plugins=files, **settings))

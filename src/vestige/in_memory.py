@@ -124,7 +124,7 @@ def name_list(names: str | Sequence[str] | None) -> list[str] | None:
 
 def load_plugin_files(plugins: Place | Sequence[Place]) -> list[str]:
     """Loads installed plug-ins and the files that `plugins` names (one, or a list); returns the files."""
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
 
     several = [plugins] if isinstance(plugins, (str, Path)) else plugins
     files = [str(file) for file in several]
@@ -191,7 +191,7 @@ class ModelSubject:
 @contextmanager
 def model_subject(function: str, model: ModelGiven, tokenizer: TokenizerLike | Place | None) -> Iterator[ModelSubject]:
     """The model to be measured. Afterwards it is as it was: modes, gradients, settings, and without our adapter."""
-    from vestige.integrations.undisturbed import attached_for_now, undisturbed
+    from vestige.adapters.preserve_state import attached_for_now, preserve_state
     from vestige.models.load import wrap_model
 
     base, adapter = model if isinstance(model, tuple) else (model, None)
@@ -202,14 +202,14 @@ def model_subject(function: str, model: ModelGiven, tokenizer: TokenizerLike | P
         )
     if isinstance(base, (str, Path)):
         own = None if tokenizer is None else as_path(function, "tokenizer", tokenizer)
-        with undisturbed():
+        with preserve_state():
             yield ModelSubject(str(adapter or base), str(base) if adapter else None, own)
         return
     if not callable(getattr(base, "parameters", None)):
         raise UserError(f"{function}() takes a path, a hub id or a model of torch, not {type(base).__name__}.")
     if tokenizer is None or isinstance(tokenizer, (str, Path)):
         raise UserError(f"A model in memory needs its tokenizer: {function}(model, ..., tokenizer=tokenizer).")
-    with undisturbed(base), ExitStack() as stack:
+    with preserve_state(base), ExitStack() as stack:
         held = base if adapter is None else stack.enter_context(attached_for_now(base, str(adapter)))
         yield ModelSubject("in-memory", load=lambda: wrap_model(held, tokenizer))
 

@@ -2,8 +2,8 @@
 
     from vestige.plugins import attack, handler, method, metric, register_family
 
-Names are fetched from their rooms when they are first used: importing this module imports nothing heavy. A plug-in
-is a Python file that every verb which evaluates, trains or attacks takes as --plugin FILE (docs/plugins.md).
+Names are imported from their packages on first use: importing this module imports nothing heavy. A plug-in is a
+Python file that every verb which evaluates, trains or attacks takes as --plugin FILE (docs/plugins.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Name -> the module that has it. `vestige.plugins` reaches every room, so it is beside the command line, not below it.
+# Name -> the module that has it. `vestige.plugins` reaches many packages, and no package imports it.
 NAMES = {
     # a metric: a function of evidence, the handler that applies it to rows, and what both mean
     "METRICS": "vestige.metrics.cards",

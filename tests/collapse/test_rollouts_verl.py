@@ -12,8 +12,7 @@ from test_rollouts import write
 
 from conftest import GOLDEN, LAB
 from vestige.cli import main
-from vestige.collapse.rollouts import load_rollouts
-from vestige.collapse.rollouts_verl import parts_of
+from vestige.collapse.rollouts import load_rollouts, parts_of
 from vestige.errors import UserError
 
 WRITTEN = GOLDEN / "rollouts"

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from diffusion_tools import save_lab_bert
+from vestige.adapters.trajectory_tensors import generated_windows, save_windows
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.integrations.offline import generated_windows, save_windows
 from vestige.metrics.trajectory import sigma
 from vestige.models.args import ModelArgs
 from vestige.models.load import load_model

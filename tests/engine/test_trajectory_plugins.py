@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from diffusion_tools import save_lab_bert
+from vestige.adapters.trajectory_tensors import save_windows
 from vestige.cli import main
 from vestige.collect import denoise
 from vestige.engine.stored import load_evidence
-from vestige.integrations.offline import save_windows
 from vestige.models.args import ModelArgs
 from vestige.models.load import load_model
 from vestige.store.kinds import read_manifest

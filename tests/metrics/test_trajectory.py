@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
+from vestige.adapters import trajectory_tensors
 from vestige.collect.reduce import reduce_logits
 from vestige.data.datasets import generation_start, prompt_ids
 from vestige.errors import UserError
-from vestige.integrations import offline
 from vestige.metrics import membership, memorisation, trajectory
 from vestige.metrics import text as rouge
 from vestige.metrics.trajectory import (
@@ -442,9 +442,9 @@ def checksum(tensor: torch.Tensor) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", [n for n in IN_RANGE if "trajectory_checksums" in CASES[n]])
-def test_trajectory_tensors(name: str) -> None:
+def test_golden_trajectory_tensors(name: str) -> None:
     case = CASES[name]
-    tensors = offline.compute_trajectories(logits_of(case), case["F"])
+    tensors = trajectory_tensors.compute_trajectories(logits_of(case), case["F"])
     assert list(tensors) == list(DEFAULT_TRAJECTORIES)
     for along, want in case["trajectory_checksums"].items():
         assert checksum(tensors[along]) == (want["sum"], want["weighted"])
@@ -457,7 +457,7 @@ GEOMETRY = {k: v for k, v in GOLDEN["batched_geometry"].items() if k != "errors"
 def test_batches_cut_behind_the_longest_prompt(name: str) -> None:
     case = GEOMETRY[name]
     history = list(torch.tensor(case["logits_history_sbtv"]))
-    got = offline.trajectories_from_logits(
+    got = trajectory_tensors.trajectories_from_logits(
         history, torch.tensor(case["fixation_steps_bt"]), case["prompt_lens"], padding="left"
     )
     assert (got["S"], got["L"], got["F"].tolist()) == (case["S"], case["L"], case["F"])
@@ -471,8 +471,8 @@ def test_batches_cut_behind_the_longest_prompt(name: str) -> None:
 
 def test_the_guides_python_names() -> None:
     """The guide's flow as it prints it: stack, cut the generated part, compute, extract, wrap, score."""
-    from vestige.integrations.evals_utils import evaluate_probability
-    from vestige.integrations.trajectory_guide import (
+    from vestige.adapters.open_unlearning import evaluate_probability
+    from vestige.adapters.trajectory_tensors import (
         LogitModelWrapper,
         SamplerOutput,
         compute_logit_metric_at_step,

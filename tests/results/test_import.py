@@ -12,8 +12,8 @@ from scipy.stats import ks_2samp
 
 from conftest import GOLDEN, LAB
 from loops import one_test
+from vestige.adapters.importers import TOFU_LOGS
 from vestige.cli import main
-from vestige.integrations.importers import TOFU_LOGS
 from vestige.results.imports import import_file
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "tofu" / "published_logs"

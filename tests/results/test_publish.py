@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from conftest import LAB
+from vestige.adapters.trackers import FILES, SERVERS, Destination
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.integrations.trackers import FILES, SERVERS, Destination
 from vestige.results.publish import publish, without_secrets
 from vestige.store.kinds import KINDS, kind
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
@@ -72,10 +72,8 @@ def read_mlflow(out: Path) -> dict[str, list[Any]]:
     experiment = client.get_experiment_by_name("vestige")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
-    history = client.get_metric_history(run.info.run_id, "curves/forget_Q_A_Prob")
-    assert [(m.step, m.value) for m in history] == [(0, THIRD), (20, 0.125)]
-    table = json.loads(Path(client.download_artifacts(run.info.run_id, "tables/TOFU_QA_forget.json")).read_text())
-    assert [tuple(row) for row in table["data"]] == list(ACCOUNT.tables["TOFU_QA_forget"].rows)
+    table = json.loads(Path(client.download_artifacts(run.info.run_id, "tables/metrics.json")).read_text())
+    assert table["data"][0] == ["forget_Q_A_Prob", THIRD, THIRD / 2, THIRD * 2, 40, ""]
     found = run.data.metrics
     ends = ("", "_low", "_high")
     return {n: [found.get(n.replace("/", ".") + end) for end in ends] for n in ACCOUNT.numbers}
@@ -88,8 +86,8 @@ def read_tensorboard(out: Path) -> dict[str, list[Any]]:
     (file,) = out.glob("events.*")
     log = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
     log.Reload()
-    curve = log.Scalars("vestige/curves/forget_Q_A_Prob")
-    assert [(e.step, round(e.value, 6)) for e in curve] == [(0, round(THIRD, 6)), (20, 0.125)]
+    [scalar] = log.Scalars("vestige/forget_Q_A_Prob_low")
+    assert (scalar.step, round(scalar.value, 6)) == (0, round(THIRD / 2, 6))
     text = make_ndarray(log.Tensors("vestige/tables/metrics")[0].tensor_proto)[0].decode()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
     return {row[0]: [float(cell) if cell else None for cell in row[1:4]] for row in rows}

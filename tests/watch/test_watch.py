@@ -16,7 +16,7 @@ import torch
 import vestige
 from conftest import LAB
 from loops import one_test
-from vestige.integrations.undisturbed import undisturbed
+from vestige.adapters.preserve_state import preserve_state
 from vestige.verdict.best import Gauge, Rank, RunMoment, closest, ranked, rule_named, share_left
 from watch_tools import PROB, QUICK, collate, fresh, rows, same, tokenizer, trainer_of, weights
 
@@ -107,7 +107,7 @@ def test_everything_of_the_model_is_put_back() -> None:
     gradient, modes = first.grad, [m.training for m in model.modules()]
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
     settings = dict(vars(model.config))
-    with torch.autocast("cpu", dtype=torch.bfloat16), undisturbed(model):
+    with torch.autocast("cpu", dtype=torch.bfloat16), preserve_state(model):
         assert not torch.is_autocast_enabled("cpu") and first.grad is None
         model.eval().requires_grad_(False)
         model.config.use_cache = not model.config.use_cache

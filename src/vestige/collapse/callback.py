@@ -22,16 +22,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vestige.adapters.preserve_state import preserve_state
+from vestige.adapters.trainers import TrainerGuest, log_metrics, logged_before, updates_of
 from vestige.collapse import trainer as theirs
 from vestige.collapse.detector import CollapseDetector, CollapseSettings, Measured, model_scorer
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
-from vestige.collapse.rollouts import apart
-from vestige.collapse.rollouts_rows import native
+from vestige.collapse.rollouts import number_duplicates, read_native
 from vestige.collect.cross import PairLogProbs
 from vestige.errors import UserError, is_ours
 from vestige.in_memory import TokenizerLike
-from vestige.integrations.trainers import TrainerGuest, log_metrics, logged_before, updates_of
-from vestige.integrations.undisturbed import undisturbed
 from vestige.io import write_file
 
 log = logging.getLogger("vestige.collapse")
@@ -100,7 +99,7 @@ class CollapseCallback(TrainerGuest):
         batch = self._current()
         start = len(batch.rollouts)
         numbered = enumerate(rows, start=start)
-        batch.rollouts += [r for n, row in numbered for r in native(dict(row), f"recorded row {n + 1}", n)]
+        batch.rollouts += [r for n, row in numbered for r in read_native(dict(row), f"recorded row {n + 1}", n)]
 
     def _current(self) -> RolloutBatch:
         """The batch of the weights as they are; another one once they have changed."""
@@ -218,10 +217,10 @@ class CollapseCallback(TrainerGuest):
             log.warning("step %d: %s: not computed: %s", step, label, reason)
 
     def _outcome(self, rollouts: list[Rollout], model: Any, step: int) -> Measured:
-        trajectories = self.extractor.trajectories(apart(rollouts))
+        trajectories = self.extractor.trajectories(number_duplicates(rollouts))
         if self._scored:
             return self.detector.compute(trajectories, step)
-        with undisturbed(model):
+        with preserve_state(model):
             model.eval()  # dropout would make the same pair two numbers
             temperature = theirs.temperature_of(self._trainer) if self.temperature is None else self.temperature
             self.detector.scorer = model_scorer(model, self.settings, temperature=temperature)

@@ -362,7 +362,7 @@ def measure(
     **more: Any,
 ) -> CollapseReport:
     """`vestige.measure_collapse`: `more` are HOW, and fields of CollapseSettings in place of those of `settings`."""
-    from vestige.integrations.undisturbed import undisturbed
+    from vestige.adapters.preserve_state import preserve_state
     from vestige.models.load import wrap_model
 
     own = {f.name for f in fields(CollapseSettings)}
@@ -380,6 +380,6 @@ def measure(
     if more.get("ema") is not None:
         more["ema"] = Path(more["ema"])
     where = {"out": None if out is None else Path(out), "progress": False}
-    with undisturbed(model):
+    with preserve_state(model):
         held = wrap_model(model, tokenizer) if live else model
         return collapse(CollapseAsk(files, [held], used, how, **{**where, **more}))

@@ -1,4 +1,4 @@
-"""What the collapse callback asks of somebody else's trainer; how it logs is in integrations/trainers.py."""
+"""What the collapse callback asks of somebody else's trainer; how it logs is in adapters/trainers.py."""
 
 from __future__ import annotations
 

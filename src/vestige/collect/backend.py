@@ -2,7 +2,7 @@
 answering costs, counted where it is spent.
 
     Backend       the interface: scores Targets, writes texts for Requests
-    LocalBackend  a model that is loaded here; servers/served.py has the other
+    LocalBackend  a model that is loaded here; adapters/served_model.py has the other
     StopRule      when a text is over and what it reads as, the same for both
     text_want     how a text is asked of a diffusion model's sampler
     Cost          counts and notes of one run: every collector gets it, and processes of a team add theirs up

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vestige.adapters.served_model import sequences
 from vestige.collect.backend import Cost
 from vestige.costs.estimate import CostPlan, make_plan
 from vestige.data.chat import Encoder, Template
@@ -25,7 +26,6 @@ from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_tokenizer
 from vestige.packed_ids import count_nodes
 from vestige.runs.collect import folder_of
-from vestige.servers.served import sequences
 from vestige.types import Prompt, Target, TokenStats
 from vestige.wants import Decoding, Request
 

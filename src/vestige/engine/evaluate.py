@@ -47,8 +47,8 @@ from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, Text
 
 if TYPE_CHECKING:  # code of the user's: most runs have none, and do without the modules that serve it
+    from vestige.adapters.evaluators import Evaluator
     from vestige.engine.evaluator_session import EvaluatorSession
-    from vestige.integrations.evaluators import Evaluator
 
 log = logging.getLogger("vestige.engine")
 
@@ -248,7 +248,7 @@ class _Evaluation:
         if not _has_code(self.config.suite):
             scores = self._scoring(prepared, evidence).score_all()
         else:
-            from vestige.integrations.evaluators import session
+            from vestige.adapters.evaluators import session
 
             with session(self._session(prepared)):  # metrics in code may build on ours
                 scores = self._scoring_with_code(prepared, evidence, self.model).score_all()

@@ -15,23 +15,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vestige.adapters.evaluators import (
+    METRICS_REGISTRY,
+    Evaluator,
+    UnlearningMetric,
+    evaluator_class,
+    own_methods,
+    register_metric,
+    run_method,
+    session,
+    source_of,
+)
+from vestige.adapters.open_unlearning import CausalRows, TorchRows, plain, run_live
 from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import Prepared
 from vestige.engine.scores import Live, Scoring
 from vestige.errors import UserError
-from vestige.integrations.evaluators import (
-    METRICS_REGISTRY,
-    Evaluator,
-    UnlearningMetric,
-    calling,
-    evaluator_class,
-    own_methods,
-    register_metric,
-    session,
-    source_of,
-)
-from vestige.integrations.open_unlearning import CausalRows, TorchRows, plain, run_live
 from vestige.store.files import write_json
 from vestige.suites.postprocess import reported, suite_of
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs
@@ -59,7 +59,7 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
     metrics = {name: spec_to_json(suite.metrics[name]) for name in suite.top}
     body |= {"metrics": metrics, "output_dir": str(config.output_dir), "overwrite": config.overwrite}
     cfg = OmegaConf.create(json.loads(json.dumps(body, default=str)))
-    made: Evaluator = calling(found, "__init__", lambda: found(cfg))  # type: ignore[call-arg]
+    made: Evaluator = run_method(found, "__init__", lambda: found(cfg))  # type: ignore[call-arg]
     if not isinstance(getattr(made, "name", None), str):
         raise UserError(f"Evaluator {found.__name__} has no name; call super().__init__(NAME, eval_cfg) in __init__.")
     return made
@@ -273,7 +273,7 @@ def evaluated(
     run.source = source if TOUCHES_MODEL & set(own) else ""
     model = run.model.get().model if run.source else run.late
     with session(run):
-        summary = calling(cls, "evaluate", lambda: evaluator.evaluate(model=model, **given))
+        summary = run_method(cls, "evaluate", lambda: evaluator.evaluate(model=model, **given))
     details, brief = run._files()
     logs = run.saved.get(details) or next((v for p, v in run.saved.items() if p.name.endswith("_EVAL.json")), None)
     logs = {name: score.to_json() for name, score in run.measured.items()} if logs is None else logs

@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from vestige.adapters.served_model import ServedAnswers, ServedModel, Writing
+from vestige.adapters.server_checks import SAME_SERVER
+from vestige.adapters.servers import Abilities, ServerArgs, ServerDown, Vocabulary, find_servers
 from vestige.collect.backend import Cost, StopRule, end_words
 from vestige.data.chat import Encoder, Template
 from vestige.engine.config import AnyConfig
@@ -24,11 +27,6 @@ from vestige.models.checks import check_penalty
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.locate import read_json
 from vestige.runs.manifest import versions
-from vestige.servers.checks import SAME_SERVER
-from vestige.servers.find import ServerArgs, find_servers
-from vestige.servers.kinds import Abilities, Vocabulary
-from vestige.servers.served import ServedAnswers, ServedModel, Writing
-from vestige.servers.wire import ServerDown
 from vestige.suites.registry import Handler
 from vestige.types import Rows, content_key
 from vestige.wants import Wants
@@ -206,10 +204,10 @@ def connect(server: ServerArgs, wanted: str, tokenizer: Any) -> ServedModel:
     vocabulary = Vocabulary(tokenizer)
     canary = vocabulary.ids(CANARY)[:24]
     found = find_servers(server, wanted, vocabulary)
-    model = ServedModel(found, server.slots, canary)
+    model = ServedModel(found, server.slots, canary, server.down)
     model.meet()
     for one in found:
-        theirs = one.tokenised(CANARY)
+        theirs = one.tokenise(CANARY)
         if theirs is not None and theirs[-len(canary) :] != canary and theirs[: len(canary)] != canary:
             raise UserError(
                 f"The server at {one.url} cuts text into other tokens than the tokenizer of '{wanted}'; name the "

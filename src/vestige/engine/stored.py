@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vestige.adapters.plugins import missing_plugins
 from vestige.engine.prepare import Prepared, make_words
 from vestige.engine.scores import Live, Reference, Scoring
 from vestige.errors import MissingPluginError, UserError, unknown_name
-from vestige.integrations.plugins import missing_plugins
 from vestige.io import damaged
 from vestige.metrics.cards import full_name
 from vestige.metrics.dialects import Dialect, get_dialect

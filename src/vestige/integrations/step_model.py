@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from vestige.collect.denoise import Windows
-from vestige.integrations.open_unlearning import (
+from vestige.adapters.open_unlearning import (
     Collator,
     TorchRows,
     call_live,
@@ -23,6 +22,7 @@ from vestige.integrations.open_unlearning import (
     padding_side,
     wanted_alignment,
 )
+from vestige.collect.denoise import Windows
 from vestige.suites.handlers.trajectory_reading import Moment, prompt_of
 from vestige.suites.registry import HANDLERS
 from vestige.suites.spec import MetricSpec

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from vestige.adapters.importers import Imported, import_results
 from vestige.configs.compose import PACKAGE_DIR
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.integrations.importers import Imported, import_results
 from vestige.numeric import number
 from vestige.results.listing import metric_configs
 from vestige.runs.directory import refuse_input_in_output

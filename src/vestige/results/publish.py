@@ -1,6 +1,6 @@
 """`vestige publish`: a finished run's summary and tables for a tracker or the hub.
 
-    run --Kind.account--> RunAccount --no secrets, no homes--> integrations/trackers.py
+    run --Kind.account--> RunAccount --no secrets, no homes--> adapters/trackers.py
 
 Nothing is sent unless it is asked for. Caller: results/publish_flags.py.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from vestige.adapters.trackers import FILES, SERVERS, Destination
 from vestige.errors import UserError, unknown_name
-from vestige.integrations.trackers import FILES, SERVERS, Destination
 from vestige.runs.directory import open_run
 from vestige.runs.manifest import check_files, read_run
 from vestige.secrets import hide, homes, shorten

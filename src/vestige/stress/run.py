@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vestige.adapters.plugins import plugin_digests
 from vestige.data.datasets import PREFILLED
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.integrations.plugin_files import plugin_digests
 from vestige.isolation import DiedError, isolated
 from vestige.models.quantised import check_low_precision
 from vestige.numeric import counted, number

@@ -174,7 +174,7 @@ def handler(
 # Functions of all scores of a run that return more of them, or others; a suite names one (`postprocess: NAME`).
 Postprocess = Callable[[Mapping[str, Score]], Mapping[str, Any]]
 POSTPROCESS: dict[str, Postprocess] = {}
-# Classes of plug-ins that evaluate a suite themselves, by the name that is its handler (integrations/evaluators.py).
+# Classes of plug-ins that evaluate a suite themselves, by the name that is its handler (adapters/evaluators.py).
 EVALUATOR_CLASSES: dict[str, type] = {}
 
 

@@ -87,7 +87,7 @@ def read_plan(
 
     `instead`: keys that the command line gives, and that the file's do not count for.
     """
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
 
     try:
         body = read_yaml(path)

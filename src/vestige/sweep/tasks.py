@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from vestige.adapters.plugins import with_siblings
 from vestige.errors import UserError, mishaps_said
 from vestige.guard import read_json
-from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
@@ -263,7 +263,7 @@ def perform(task: Task) -> Finished:
 def _perform(task: Task) -> None:
     import torch
 
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
 
     check_space(Path(task.out), task.free_space)
     load_plugins(task.plugins)

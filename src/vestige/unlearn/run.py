@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vestige.adapters.plugins import plugin_digests
 from vestige.data.chat import make_template
 from vestige.data.datasets import make_context
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.integrations.plugin_files import plugin_digests
 from vestige.models.load import LoadedModel, load_model
 from vestige.models.quantised import cpu_setting
 from vestige.runs.directory import (

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vestige.adapters.trainers import TrainerGuest, log_metrics, log_table, logged_before
 from vestige.data.rows import as_memory_rows
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError, is_ours
 from vestige.in_memory import Place, RowTables, TokenizerLike, TorchModel
-from vestige.integrations.trainers import TrainerGuest, log_metrics, log_table, logged_before
 from vestige.verdict.best import Rank, RunMoment
 from vestige.watch.looking import PREFIX, Look, Looking, LookSettings, look_settings
 from vestige.watch.processes import look_together
@@ -304,7 +304,7 @@ def live_ask(
 
 def live_run(ask: EvalAsk, more: Mapping[str, Any], plugins: Sequence[str]) -> RunConfig:
     """Composed before training starts, so that a mistake costs nothing."""
-    from vestige.integrations.plugins import load_plugins
+    from vestige.adapters.plugins import load_plugins
 
     load_plugins([str(file) for file in plugins])
     run = to_run(replace(ask, plugins=tuple(map(str, plugins)), **more))

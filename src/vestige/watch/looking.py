@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vestige.adapters.preserve_state import preserve_state
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.references import load_reference
 from vestige.errors import UserError
-from vestige.integrations.undisturbed import undisturbed
 from vestige.metrics.cards import direction_of
 from vestige.models.load import wrap_model
 from vestige.numeric import mean, number
@@ -201,7 +201,7 @@ class Looking:
         started = time.perf_counter()
         label = self._label(step, epoch)
         keeps = self.out is not None and self.settings.keep != "none"
-        with undisturbed(model), nullcontext(self.out) if keeps else temporary() as place:
+        with preserve_state(model), nullcontext(self.out) if keeps else temporary() as place:
             assert place is not None
             seen = wrap_model(model, tokenizer, f"{self.settings.name} {label}", self.settings.diffusion)
             run = replace(self.run, output_dir=place / label, progress=False)

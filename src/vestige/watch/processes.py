@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from vestige.adapters.preserve_state import preserve_state
 from vestige.errors import UserError, is_ours
-from vestige.integrations.undisturbed import undisturbed
 from vestige.internal import summary
 from vestige.runs.team import alone
 from vestige.watch.looking import Look, Looking
@@ -101,7 +101,7 @@ def whole_model(model: Any, accelerator: Any) -> Iterator[Any]:
     if not leads:
         yield None
         return
-    with undisturbed():  # building a model draws random numbers
+    with preserve_state():  # building a model draws random numbers
         copy = _copy_of(_unwrapped(model, accelerator), weights)
     yield copy
     del copy, weights

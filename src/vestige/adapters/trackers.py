@@ -1,7 +1,8 @@
-"""A finished run's summary and tables in other tools: W&B, MLflow, TensorBoard, a model card for the hub, plain JSON.
+"""A finished run's summary and its table of metrics in other tools: W&B, MLflow, TensorBoard, a hub model card, JSON.
 
-One function for each. They get a RunAccount (types.py) without secrets, write below `out` or send to a server, and
-return the command that comes next. A tool's own library is imported when it is asked for. Caller: results/publish.py.
+One function for each, in FILES and SERVERS. They take a RunAccount (types.py) without secrets, write below `out` or
+send to a server, and return the command to run next. A tool's own library is imported on first use. Caller:
+results/publish.py.
 """
 
 from __future__ import annotations
@@ -62,35 +63,42 @@ def tracker(package: str, **environment: str) -> Iterator[Any]:
     finally:
         for name, value in before.items():
             if value is None:
-                os.environ.pop(name, None)
+                os.environ.pop(name)
             else:
                 os.environ[name] = value
 
 
 def with_interval(name: str, number: RunNumber) -> dict[str, float]:
-    """A number as the training callbacks name it; what has no value is left out.
+    """A number and the ends of its interval, named as the training callbacks name them; what is None is left out.
 
     >>> with_interval("p", RunNumber(0.5, 0.25, 0.75))
     {'p': 0.5, 'p_low': 0.25, 'p_high': 0.75}
     """
-    found = {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
-    return {key: float(value) for key, value in found.items() if value is not None}
+    values = {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
+    return {key: float(value) for key, value in values.items() if value is not None}
 
 
-def all_tables(account: RunAccount) -> dict[str, RunTable]:
-    """The tables of a run, and before them `metrics`: every number with interval, rows and reason, all digits."""
+def named_numbers(account: RunAccount) -> dict[str, float]:
+    """Every number of a run, and the ends of its interval."""
+    named: dict[str, float] = {}
+    for name, number in account.numbers.items():
+        named |= with_interval(name, number)
+    return named
+
+
+def metrics_table(account: RunAccount) -> RunTable:
+    """Every number with its interval, its rows and the reason why it is missing."""
     rows = [(name, m.value, m.low, m.high, m.n, m.reason) for name, m in account.numbers.items()]
-    metrics = RunTable(("metric", "value", "low", "high", "n", "reason"), tuple(rows))
-    return {"metrics": metrics, **account.tables}
+    return RunTable(("metric", "value", "low", "high", "n", "reason"), tuple(rows))
 
 
 def log_to_wandb(account: RunAccount, to: Destination) -> str:
-    """A new run of W&B: summary, curves over their own axes, tables. Offline unless it is sent."""
+    """A new run of W&B. Offline unless it is sent."""
     out = to.out.absolute()
     make_directory(out)
-    # Files of artifacts wait in W&B's own folders until they are sent: here, not in the user's home.
-    places = {"WANDB_DATA_DIR": str(out / "wandb" / "data"), "WANDB_CACHE_DIR": str(out / "wandb" / "cache")}
-    with tracker("wandb", **places) as wandb:
+    # W&B keeps files of artifacts in folders of its own until they are sent: here, not in the user's home.
+    folders = {"WANDB_DATA_DIR": str(out / "wandb" / "data"), "WANDB_CACHE_DIR": str(out / "wandb" / "cache")}
+    with tracker("wandb", **folders) as wandb:
         settings = wandb.Settings(
             mode="online" if to.online else "offline",
             console="off",
@@ -107,61 +115,45 @@ def log_to_wandb(account: RunAccount, to: Destination) -> str:
         run = wandb.init(
             project=to.project, name=account.name, dir=str(out), config=facts, reinit="create_new", settings=settings
         )
-        for name, number in account.numbers.items():
-            run.summary.update(with_interval(name, number))
-        for name, curve in account.curves.items():
-            for key in (name, f"{name}_low", f"{name}_high"):
-                run.define_metric(f"curves/{key}", step_metric=f"curves/{curve.axis}")
-            for at, point in zip(curve.at, curve.points, strict=True):
-                values = {f"curves/{key}": value for key, value in with_interval(name, point).items()}
-                run.log({f"curves/{curve.axis}": at, **values})
-        for name, table in all_tables(account).items():
-            rows = [list(row) for row in table.rows]
-            run.log({f"tables/{name}": wandb.Table(list(table.columns), rows, allow_mixed_types=True)})
-        place, url = Path(run.dir).parent, run.url
+        run.summary.update(named_numbers(account))
+        table = metrics_table(account)
+        rows = [list(row) for row in table.rows]
+        run.log({"tables/metrics": wandb.Table(list(table.columns), rows, allow_mixed_types=True)})
         run.finish()
-    return f"open {url}" if to.online else f"wandb sync {place}"
+    return f"open {run.url}" if to.online else f"wandb sync {Path(run.dir).parent}"
 
 
 def log_to_mlflow(account: RunAccount, to: Destination) -> str:
-    """A new run of MLflow: numbers and curves as metrics, facts as parameters, tables as artifacts."""
-    place = to.out.absolute() / "mlruns"
-    where = os.environ.get("MLFLOW_TRACKING_URI", "") if to.online else place.as_uri()
-    if not where:
+    """A new run of MLflow: numbers as metrics, facts as parameters, the table as an artifact."""
+    folder = to.out.absolute() / "mlruns"
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "") if to.online else folder.as_uri()
+    if not uri:
         raise UserError("MLFLOW_TRACKING_URI is not set; name your server in it, or leave --online out for files.")
     make_directory(to.out)
     with tracker("mlflow"):
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        client = MlflowClient(tracking_uri=where)
+        client = MlflowClient(tracking_uri=uri)
         known = client.get_experiment_by_name(to.project)
         experiment = known.experiment_id if known else client.create_experiment(to.project)
         run = client.create_run(experiment, run_name=account.name, tags={"vestige.kind": account.kind}).info.run_id
         now = int(time.time() * 1000)
-        metrics = []
-        for name, number in account.numbers.items():
-            for key, value in with_interval(name, number).items():
-                metrics.append(Metric(mlflow_name(key), value, now, 0))
-        for name, curve in account.curves.items():
-            for at, point in zip(curve.at, curve.points, strict=True):
-                for key, value in with_interval(name, point).items():
-                    metrics.append(Metric(f"curves/{mlflow_name(key)}", value, now, int(at)))
+        metrics = [Metric(mlflow_name(name), value, now, 0) for name, value in named_numbers(account).items()]
         for start in range(0, len(metrics), 900):  # a server takes 1,000 in one request
             client.log_batch(run, metrics=metrics[start : start + 900])
         facts = {"model": account.model, "suite": account.suite, **account.facts}
         params = [Param(mlflow_name(key), value[:500]) for key, value in facts.items() if value]
         client.log_batch(run, params=params[:100])
-        shown = []
-        for name, table in all_tables(account).items():
-            path = f"tables/{file_name(name)}.json"
-            client.log_dict(run, {"columns": list(table.columns), "data": [list(row) for row in table.rows]}, path)
-            shown.append({"path": path, "type": "table"})
-        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps(shown))  # by this MLflow's page shows tables
+        table = metrics_table(account)
+        data = {"columns": list(table.columns), "data": [list(row) for row in table.rows]}
+        client.log_dict(run, data, "tables/metrics.json")
+        # MLflow's page shows the tables that this tag lists.
+        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": "tables/metrics.json", "type": "table"}]))
         client.set_terminated(run)
     if to.online:
         return f"open run {run} of experiment {to.project}"
-    return f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {place}"
+    return f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {folder}"
 
 
 def mlflow_name(name: str) -> str:
@@ -170,7 +162,7 @@ def mlflow_name(name: str) -> str:
 
 
 def log_to_tensorboard(account: RunAccount, to: Destination) -> str:
-    """One event file: numbers and curves as scalars (single precision), tables as text."""
+    """One event file: numbers as scalars (single precision), the table as text."""
     with tracker("tensorboard"):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -178,26 +170,16 @@ def log_to_tensorboard(account: RunAccount, to: Destination) -> str:
         from tensorboard.summary.writer.record_writer import RecordWriter
         from tensorboard.util.tensor_util import make_tensor_proto
 
+        values = []
+        for name, value in named_numbers(account).items():
+            values.append(Summary.Value(tag=f"vestige/{name}", simple_value=value))
+        as_text = create_summary_metadata(display_name="", description="")
+        text = make_tensor_proto([markdown_table(metrics_table(account)).encode("utf-8", "backslashreplace")])
+        values.append(Summary.Value(tag="vestige/tables/metrics", metadata=as_text, tensor=text))
         stream = io.BytesIO()
         writer = RecordWriter(stream)
         writer.write(Event(file_version="brain.Event:2").SerializeToString())
-
-        def add(step: int, **value: Any) -> None:
-            summary = Summary(value=[Summary.Value(**value)])
-            writer.write(Event(step=step, summary=summary).SerializeToString())
-
-        for name, number in account.numbers.items():
-            for key, value in with_interval(name, number).items():
-                add(0, tag=f"vestige/{key}", simple_value=value)
-        for name, curve in account.curves.items():
-            for at, point in zip(curve.at, curve.points, strict=True):
-                for key, value in with_interval(name, point).items():
-                    add(int(at), tag=f"vestige/curves/{key}", simple_value=value)
-        as_text = create_summary_metadata(display_name="", description="")
-        for name, table in all_tables(account).items():
-            cells = markdown_table(table, most=1000)  # its page draws every cell
-            text = make_tensor_proto([cells.encode("utf-8", "backslashreplace")])
-            add(0, tag=f"vestige/tables/{name}", metadata=as_text, tensor=text)
+        writer.write(Event(step=0, summary=Summary(value=values)).SerializeToString())
         writer.flush()
     # A name of our own, so that publishing again replaces it: points of two files would be shown together.
     write_bytes(to.out / "events.out.tfevents.0000000000.vestige", stream.getvalue())
@@ -228,7 +210,7 @@ def write_card(account: RunAccount, to: Destination) -> str:
             )
         )
     data = ModelCardData(model_name=account.model or account.name, eval_results=results or None)
-    table = markdown_table(all_tables(account)["metrics"])
+    table = markdown_table(metrics_table(account))
     card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n# Evaluation: {account.name}\n\n{table}\n")
     write_bytes(to.out / "model-card.md", str(card).encode("utf-8", "backslashreplace"))
     return f"merge {to.out / 'model-card.md'} into the README.md of the model's repository"
@@ -241,7 +223,7 @@ def write_json_account(account: RunAccount, to: Destination) -> str:
     return f"read {to.out / 'publication.json'}"
 
 
-def markdown_table(table: RunTable, most: int | None = None) -> str:
+def markdown_table(table: RunTable) -> str:
     """Rows as Markdown.
 
     >>> print(markdown_table(RunTable(("a", "b"), ((1, None), ("x|y", 0.5)))))
@@ -250,24 +232,15 @@ def markdown_table(table: RunTable, most: int | None = None) -> str:
     | 1 |  |
     | x/y | 0.5 |
     """
-    lines = [list(table.columns), *table.rows[:most]]
-    written = []
-    for line in lines:
-        cells = ["" if cell is None else str(cell).replace("|", "/").replace("\n", " ") for cell in line]
-        written.append(f"| {' | '.join(cells)} |")
-    written.insert(1, f"|{'---|' * len(table.columns)}")
-    return "\n".join(written)
-
-
-def file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:60]
+    lines = []
+    for row in [table.columns, *table.rows]:
+        cells = ["" if cell is None else str(cell).replace("|", "/").replace("\n", " ") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.insert(1, f"|{'---|' * len(table.columns)}")
+    return "\n".join(lines)
 
 
 Log = Callable[[RunAccount, Destination], str]
-FILES: dict[str, Log] = {  # formats that are written here
-    "json": write_json_account, "tensorboard": log_to_tensorboard, "hub": write_card,
-}  # fmt: skip
-SERVERS: dict[str, Log] = {
-    "wandb": log_to_wandb,
-    "mlflow": log_to_mlflow,
-}  # tools that write their own files, and can send them
+# Formats that are written here, and tools that write their own files and can send them.
+FILES: dict[str, Log] = {"json": write_json_account, "tensorboard": log_to_tensorboard, "hub": write_card}
+SERVERS: dict[str, Log] = {"wandb": log_to_wandb, "mlflow": log_to_mlflow}

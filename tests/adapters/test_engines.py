@@ -13,7 +13,7 @@ import pytest
 import vestige
 from conftest import LAB, SYSTEM
 from engine_tools import Vllm, differing, learned_model
-from vestige.servers import served as served_module
+from vestige.adapters import served_model
 
 pytestmark = pytest.mark.skipif("VESTIGE_ENGINES" not in os.environ, reason="needs vLLM: run `make engines`")
 METRICS = [
@@ -71,10 +71,10 @@ def test_every_metric_is_the_in_process_value(vllm: list[Vllm], model: Path, in_
 def test_one_of_two_servers_killed_in_the_middle_changes_nothing(
     vllm: list[Vllm], model: Path, in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_module, "BATCH_SEQUENCES", 4)
+    monkeypatch.setattr(served_model, "BATCH_SEQUENCES", 4)
     count = {"n": 0}
     lock = threading.Lock()
-    ask = served_module.ServedAnswers._ask_group
+    ask = served_model.ServedAnswers._ask_group
 
     def counted(self: Any, server: Any, group: Any) -> Any:
         with lock:
@@ -84,7 +84,7 @@ def test_one_of_two_servers_killed_in_the_middle_changes_nothing(
             vllm[1].kill()
         return ask(self, server, group)
 
-    monkeypatch.setattr(served_module.ServedAnswers, "_ask_group", counted)
+    monkeypatch.setattr(served_model.ServedAnswers, "_ask_group", counted)
     served = run(model, tmp_path / "served", f"{vllm[0].url},{vllm[1].url}")
     assert not differing(rows(in_process), rows(served), TOLERANCE)
     assert any("went down" in note for note in served.manifest["notes"])

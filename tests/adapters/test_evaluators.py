@@ -15,9 +15,9 @@ import transformers
 
 from conftest import LAB
 from loops import one_test
+from vestige.adapters import evaluators
+from vestige.adapters.evaluators import install_import_names
 from vestige.cli import main
-from vestige.integrations import evaluators
-from vestige.integrations.evals_names import install_import_names
 from vestige.suites.registry import HANDLERS, POSTPROCESS
 
 MODEL = LAB / "models" / "full"

@@ -1,9 +1,10 @@
-"""The one way into somebody else's trainer: what every callback of ours shares.
+"""What every callback of ours shares that runs inside somebody else's trainer.
 
-    TrainerGuest   a TrainerCallback that knows its trainer, logs through the trainer's own loggers, goes on after a
-                   failure (or raises, if asked to) and says a thing once
-    logged_before  what a resumed run had logged up to its checkpoint: state that needs no file of ours
-    log_metrics    numbers through the trainer's loggers;  log_table  rows, where a logger has tables
+    TrainerGuest   a TrainerCallback that knows its trainer, logs through the trainer's own loggers, lets training go on
+                   after a failure (or raises, if asked to) and gives each warning once
+    logged_before  what a resumed run had logged up to its checkpoint, so that callbacks keep no file of their own
+    log_metrics    numbers through the trainer's loggers
+    log_table      rows, where a logger has tables
 
 Callers: collapse/callback.py and watch/callback.py.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -41,7 +41,7 @@ class TrainerGuest(TrainerCallback):
         return self
 
     def find_trainer(self) -> Trainer:
-        """The trainer that is calling: transformers hands callbacks the model, but not whose it is."""
+        """The trainer that is calling. transformers passes callbacks the model but not the trainer."""
         frame = inspect.currentframe()
         while frame is not None:
             found = frame.f_locals.get("self")
@@ -125,60 +125,26 @@ def _log_bare(trainer: Trainer, metrics: Mapping[str, float]) -> None:
 # ---- rows --------------------------------------------------------------------------------------------------------
 
 
-def log_table(trainer: Any, name: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> list[str]:
-    """Rows as a table in W&B, MLflow and Comet, as text in TensorBoard. Returns the loggers that took it."""
+def log_table(trainer: Any, name: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    """Rows as a table in W&B, MLflow and Comet, as text in TensorBoard. Loggers are told apart by their attributes."""
     if not isinstance(trainer, Trainer) or not trainer.state.is_world_process_zero:
-        return []
+        return
     body = [list(row) for row in rows]
-    step, took = trainer.state.global_step, []
+    step = trainer.state.global_step
     for logger in trainer.callback_handler.callbacks:
-        send = TABLES.get(type(logger).__name__)
-        if send is not None and send(logger, name, list(columns), body, step):
-            took.append(type(logger).__name__)
-    return took
-
-
-def _to_wandb(logger: Any, name: str, columns: list[str], rows: list[list[Cell]], step: int) -> bool:
-    wandb = getattr(logger, "_wandb", None)
-    if wandb is None or wandb.run is None:
-        return False
-    # A column of W&B has one type: missing numbers are None, and texts stay in columns of their own.
-    wandb.log({name: wandb.Table(columns=columns, data=rows), "train/global_step": step})
-    return True
-
-
-def _to_mlflow(logger: Any, name: str, columns: list[str], rows: list[list[Cell]], step: int) -> bool:
-    mlflow = getattr(logger, "_ml_flow", None)
-    if mlflow is None or not getattr(logger, "_initialized", False):
-        return False
-    data = {column: [row[i] for row in rows] for i, column in enumerate(columns)}
-    mlflow.log_table(data, artifact_file=f"{name}/step-{step}.json")
-    return True
-
-
-def _to_comet(logger: Any, name: str, columns: list[str], rows: list[list[Cell]], step: int) -> bool:
-    experiment = getattr(logger, "_experiment", None)
-    if experiment is None:
-        return False
-    experiment.log_table(f"{name}-step-{step}.csv", tabular_data=rows, headers=columns)
-    return True
-
-
-def _to_tensorboard(logger: Any, name: str, columns: list[str], rows: list[list[Cell]], step: int) -> bool:
-    writer = getattr(logger, "tb_writer", None)
-    if writer is None:
-        return False
-    writer.add_text(name, markdown(columns, rows[:SHOWN]), step)
-    writer.flush()
-    return True
-
-
-TABLES = {
-    "WandbCallback": _to_wandb,
-    "MLflowCallback": _to_mlflow,
-    "CometCallback": _to_comet,
-    "TensorBoardCallback": _to_tensorboard,
-}
+        kind = type(logger).__name__
+        if kind == "WandbCallback" and getattr(logger, "_wandb", None) is not None and logger._wandb.run is not None:
+            # A column of W&B has one type: missing numbers are None, and texts stay in columns of their own.
+            table = logger._wandb.Table(columns=list(columns), data=body)
+            logger._wandb.log({name: table, "train/global_step": step})
+        elif kind == "MLflowCallback" and getattr(logger, "_initialized", False):
+            data = {column: [row[i] for row in body] for i, column in enumerate(columns)}
+            logger._ml_flow.log_table(data, artifact_file=f"{name}/step-{step}.json")
+        elif kind == "CometCallback" and getattr(logger, "_experiment", None) is not None:
+            logger._experiment.log_table(f"{name}-step-{step}.csv", tabular_data=body, headers=list(columns))
+        elif kind == "TensorBoardCallback" and getattr(logger, "tb_writer", None) is not None:
+            logger.tb_writer.add_text(name, markdown(columns, body[:SHOWN]), step)
+            logger.tb_writer.flush()
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
@@ -189,12 +155,14 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     | 0 | a\\|b |
     | 1 | - |
     """
-
-    def cell(value: Cell) -> str:
-        if value is None or (isinstance(value, float) and math.isnan(value)):
-            return "-"
-        text = f"{value:.6g}" if isinstance(value, float) else str(value)
-        return " ".join(text.replace("|", "\\|").split())
-
-    lines = ["| " + " | ".join(map(cell, columns)) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*lines, *("| " + " | ".join(map(cell, row)) + " |" for row in rows)])
+    lines = []
+    for row in [columns, *rows]:
+        cells = []
+        for value in row:
+            text = f"{value:.6g}" if isinstance(value, float) else str(value)
+            if value is None or text == "nan":
+                text = "-"
+            cells.append(" ".join(text.replace("|", "\\|").split()))
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.insert(1, f"|{'---|' * len(columns)}")
+    return "\n".join(lines)

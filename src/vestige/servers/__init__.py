@@ -1,1 +1,0 @@
-"""Clients of model servers: vLLM and whatever speaks OpenAI's completions."""

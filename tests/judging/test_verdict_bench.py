@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vestige.cli import main
-from vestige.meta.verdict_bench import TARGETS, TRUTHS, WORDS, BenchTarget, bench_json, facts_json, read_bench
+from vestige.meta.verdict import TARGETS, TRUTHS, WORDS, BenchTarget, bench_json, facts_json, read_bench
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
@@ -52,9 +52,9 @@ def test_facts_survive_their_file(models, tmp_path):
 
 def test_a_target_can_be_missed():
     target = BenchTarget("half", ("knows",), ("damaged",), least=0.5)
-    assert target.met({"knows": {**dict.fromkeys(WORDS, 0), "damaged": 1, "partly": 1}}) is True
-    assert target.met({"knows": {**dict.fromkeys(WORDS, 0), "damaged": 1, "partly": 2}}) is False
-    assert target.met({"hidden": {**dict.fromkeys(WORDS, 1)}}) is None
+    assert target.to_json({"knows": {**dict.fromkeys(WORDS, 0), "damaged": 1, "partly": 1}})["met"] is True
+    assert target.to_json({"knows": {**dict.fromkeys(WORDS, 0), "damaged": 1, "partly": 2}})["met"] is False
+    assert target.to_json({"hidden": {**dict.fromkeys(WORDS, 1)}})["met"] is None
     assert {t for target in TARGETS for t in target.truths} <= set(TRUTHS)
 
 

@@ -34,8 +34,8 @@ def run_training_words(data: bytes, place: Path) -> None:
 
 
 def run_plan(data: bytes, place: Path) -> None:
-    from vestige.sweep.graph import make_tasks
     from vestige.sweep.plan import read_plan
+    from vestige.sweep.tasks import make_tasks
 
     if b"plugins" in data:
         return  # a plug-in is a program that the user names; running it is what was asked

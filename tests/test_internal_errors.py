@@ -120,7 +120,7 @@ CASES = [
     Case("vestige.unlearn.trainer:TrainingWork.loss", "type", plain(*LESSON)),
     Case("vestige.meta.run:_axes_table", "type", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.meta.axes:as_number", "key", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
-    Case("vestige.sweep.plan:_plan", "type", plain("sweep", "{plan}", "--list")),
+    Case("vestige.sweep.plan:_read_models", "type", plain("sweep", "{plan}", "--list")),
     Case("vestige.results.listing:listing", "name", plain("ls", "metrics")),
 ]  # fmt: skip
 

@@ -37,9 +37,8 @@ from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.files import read_packed, write_packed
 from vestige.store.formats import FORMATS, Altered
 from vestige.store.trust import Settling, disagreement
-from vestige.sweep import keys as task_keys
-from vestige.sweep.keys import checkpoint_parts, harness_part
-from vestige.sweep.tasks import Task, checkpoints_of, is_done, perform, task_key
+from vestige.sweep import tasks as task_keys
+from vestige.sweep.tasks import Task, checkpoint_parts, harness_part, is_done, make_tasks, perform, task_key
 from vestige.types import Prompt, Text, TokenStats, stats
 from vestige.wants import Decoding, Request
 from vestige.writing import write_bytes
@@ -145,7 +144,6 @@ def test_the_version_of_a_foreign_harness_counts_where_it_is_used(monkeypatch: p
 
 def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
     from sweep_tools import write_plan
-    from vestige.sweep.graph import make_tasks
     from vestige.sweep.plan import read_plan
 
     task = make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0]
@@ -166,7 +164,6 @@ def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
 
 def test_an_attack_counts_with_its_settings(tmp_path: Path) -> None:
     from sweep_tools import write_plan
-    from vestige.sweep.graph import make_tasks
     from vestige.sweep.plan import read_plan
 
     task = replace(make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0], kind="attack", attack="a")
@@ -176,8 +173,8 @@ def test_an_attack_counts_with_its_settings(tmp_path: Path) -> None:
 
 def test_a_depth_task_reads_three_checkpoints() -> None:
     task = Task("depth/u", "depth", "u", "U", "out", "log", {"full": "F", "retain": "R"})
-    assert checkpoints_of(task) == ["U", "F", "R"]
-    assert checkpoints_of(replace(task, kind="eval")) == ["U"]
+    assert task.checkpoints_read == ["U", "F", "R"]
+    assert replace(task, kind="eval").checkpoints_read == ["U"]
 
 
 # ---- banks ----------------------------------------------------------------------------------------------------------

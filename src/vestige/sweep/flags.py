@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +51,10 @@ def run_sweep(args: argparse.Namespace) -> int:
     from vestige.sweep.plan import read_plan
     from vestige.sweep.run import How, clean, listing, meta_files, sweep
 
-    how = How(_gpus(args.gpu), args.slots, args.start_idx, args.end_idx, args.retries, args.ray)
+    how = How(_gpus(args.gpu), args.slots, args.start_idx, args.end_idx, args.retries, args.ray, args.clear_cache)
     _check(args)
     said = {"server": args.server, "server_key_env": args.server_key_env}
     plan = read_plan(Path(args.plan), args.plugin, {key: value for key, value in said.items() if value is not None})
-    if args.clear_cache:
-        plan = replace(plan, clear_cache=True)
     if args.list:
         print(listing(plan))
         return 0

@@ -1,10 +1,12 @@
 """vestige sweep: a plan carried out, on this machine or on a Ray cluster, and what came of it.
 
+    sweep(plan, how)   does what is missing
+    listing(plan)      the tasks and where they stand
+    write_meta(plan)   robustness.yaml and axes.yaml, which `vestige meta` reads
+    clean(plan)        removes what it made
+
 The run store is the only memory. A sweep that was interrupted, sharded or had failures is completed by running the
 same command again; sweep.json is rebuilt from what is on disk.
-
-In: a plan file (sweep/plan.py). Out: one run directory per task, and sweep.json. Callers: sweep/flags.py,
-bench/demo_meta.py.
 """
 
 from __future__ import annotations
@@ -16,27 +18,28 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Any
+
+import yaml
 
 from vestige.errors import UserError
-from vestige.guard import below, read_json
+from vestige.guard import below
+from vestige.io import DamagedError, decode
 from vestige.ownership import has_journal, is_ours, ours_below, permit
 from vestige.schema import misfit
 from vestige.show.tables import table
 from vestige.store import kinds
 from vestige.store.directories import held
 from vestige.store.files import write_json
+from vestige.store.forms import Sweep
+from vestige.store.kinds import Kind, Reader, RunSource
 from vestige.stress.held_out import write_held
 from vestige.sums import number
-from vestige.sweep.attacks import teaching_data
-from vestige.sweep.board import Board
-from vestige.sweep.disk import Cleaner, fetching_ahead
-from vestige.sweep.graph import log_file, make_tasks
-from vestige.sweep.plan import SweepPlan, spared
-from vestige.sweep.pool import Drive, Executor, ProcessPool, SameProcess, TaskState
-from vestige.sweep.pools import write_meta
-from vestige.sweep.tasks import Task, check_space, is_done
-from vestige.writing import claim, keep_apart, remove, remove_all
+from vestige.sweep.plan import PlannedAttack, SweepPlan
+from vestige.sweep.schedule import Board, Cleaner, Schedule, TaskState, fetching_ahead
+from vestige.sweep.tasks import Task, check_space, is_done, log_file, make_tasks
+from vestige.sweep.workers import Executor, ProcessPool, RayPool, SameProcess
+from vestige.writing import claim, keep_apart, remove, remove_all, write_bytes
 
 MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
 POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
@@ -52,6 +55,7 @@ class How:
     end: int | None = None
     retries: int | None = None
     ray: str | None = None  # an address, or `auto`
+    clear_cache: bool = False  # also where the plan does not ask for it
 
     @property
     def on_ray(self) -> bool:
@@ -60,60 +64,58 @@ class How:
 
 def sweep(plan: SweepPlan, how: How) -> int:
     """Does what is missing. 0: everything in this shard is done; 1: something failed, and the table says what."""
-    asked = plan.slots if how.slots is None else how.slots
-    slots = len(how.gpus) or (max(1, (os.cpu_count() or 1) // 2) if asked is None else asked)
+    asked = plan.file.slots if how.slots is None else how.slots
+    slots = max(1, (os.cpu_count() or 1) // 2) if asked is None else asked
+    slots = len(how.gpus) or slots
     tasks = make_tasks(plan, how.start, how.end, max(1, slots))
     if not tasks:
         count = len(plan.models)
         raise UserError(f"--start-idx {how.start} --end-idx {how.end} holds none of the plan's {count} models.")
     check_space(plan.out, plan.free_space)
-    _keep_apart(plan)
+    # Models and data are not where attacked copies and runs come and go.
+    inputs: dict[str, Any] = {f"the model {model.name}": model.path for model in plan.models}
+    for name, flags in plan.suites.items():
+        inputs |= {f"{key} of suite {name}": flags.get(key) for key in ("data", "full")}
+    keep_apart(plan.out, inputs, ["runs", "attacked", "s1", "held_out", "tasks", "logs"])
     claim(plan.out)  # other shards may be at work there
     permit(plan.out / "sweep.json", plan.out / "sweep.log", plan.out / "axes.yaml")
-    _hold_out(plan)
-    retries = plan.retries if how.retries is None else how.retries
-    cleaner = Cleaner(tasks, plan.keep_attacked, plan.clear_cache)
-    fetching = fetching_ahead(tasks, plan.prefetch, plan.free_space)
+    for attack in plan.attacks:
+        if attack.held_out:  # the rows that remain to be measured
+            write_held(plan.suites, plan.teaching_data(attack), plan.held)
+    retries = plan.file.retries if how.retries is None else how.retries
+    cleaner = Cleaner(tasks, plan.file.keep_attacked, how.clear_cache or plan.file.clear_cache)
+    fetching = fetching_ahead(tasks, plan.file.prefetch, plan.free_space)
     with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board, fetching as ahead:
         board.say(f"{len(tasks)} tasks, results in {plan.runs}, this text in {plan.out / 'sweep.log'}")
-        for name in spared(plan):
-            board.say(f"{name} is not attacked; attack: true in its entry of the plan asks for that")
+        for model in plan.models:
+            if plan.attacks and not plan.is_attacked(model):
+                board.say(f"{model.name} is not attacked; attack: true in its entry of the plan asks for that")
 
         def watch(task: Task, state: TaskState) -> None:
-            _note(plan, task, state)
+            write_note(plan, task, state)
             board.change(task, state)
-            cleaner.look(drive.states)
-            ahead.look(drive.states)
+            cleaner.look(schedule.states)
+            ahead.look(schedule.states)
 
         def tick() -> None:
             for words in ahead.messages():
                 board.say(words)
             board.tick()
 
-        drive = Drive(tasks, _executor(plan, how, slots), retries, watch, tick)
-        states = drive.run()
+        executor: Executor
+        if how.on_ray:
+            executor = RayPool(how.ray)
+        elif slots == 0:
+            executor = SameProcess()
+        else:
+            executor = ProcessPool(slots, plan.out / "logs", how.gpus, plan.memory)
+        schedule = Schedule(tasks, executor, retries, watch, tick)
+        states = schedule.run()
         summary = collect(plan)
         write_json(plan.out / "sweep.json", summary)
         files = [plan.out / "sweep.json", *write_meta(plan)]
         board.say(f"\n{show(summary)}\n\nfiles: {', '.join(map(str, files))}")
-    return 0 if all(s.status == "done" for s in states.values()) else 1
-
-
-def _hold_out(plan: SweepPlan) -> None:
-    """The rows that remain to be measured, where relearning holds some out."""
-    for attack in plan.attacks:
-        if attack.held_out:
-            write_held(plan.suites, teaching_data(attack, plan.teaching_suites), plan.held)
-
-
-def _executor(plan: SweepPlan, how: How, slots: int) -> Executor:
-    if how.on_ray:
-        from vestige.sweep.ray_pool import RayPool
-
-        return RayPool(how.ray)
-    if slots == 0:
-        return SameProcess()
-    return ProcessPool(slots, plan.out / "logs", how.gpus, plan.memory)
+    return 0 if all(state.status == "done" for state in states.values()) else 1
 
 
 @contextlib.contextmanager
@@ -129,17 +131,40 @@ def surviving_hangup() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
+# ---- what is on disk ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskNote:
+    """tasks/ID.json: how a task last ended, for the list and for other shards."""
+
+    id: str
+    status: str
+    attempts: int | None = None
+    lost: int = 0
+    seconds: float | None = None
+    error: str | None = None
+    log: str = ""
+
+
 def _note_file(plan: SweepPlan, id: str) -> Path:
     return plan.out / "tasks" / f"{id.replace('/', '__')}.json"
 
 
-def _note(plan: SweepPlan, task: Task, state: TaskState) -> None:
-    """How a task last ended, for the list and for other shards. What was there already keeps its note."""
+def write_note(plan: SweepPlan, task: Task, state: TaskState) -> None:
+    """What was there already keeps its note."""
     file = _note_file(plan, task.id)
     if state.status in ("waiting", "running") or (state.status == "done" and not state.fresh and file.is_file()):
         return
-    body = {"id": task.id, "status": state.status, "attempts": state.attempts, "lost": state.lost}
-    write_json(file, {**body, "seconds": state.seconds, "error": state.error, "log": task.log})
+    note = TaskNote(task.id, state.status, state.attempts, state.lost, state.seconds, state.error, task.log)
+    write_json(file, vars(note))
+
+
+def read_note(plan: SweepPlan, id: str) -> TaskNote:
+    try:
+        return decode(_note_file(plan, id), TaskNote)
+    except (FileNotFoundError, DamagedError):  # the next end of the task writes it again
+        return TaskNote(id, "missing")
 
 
 def collect(plan: SweepPlan) -> dict[str, Any]:
@@ -147,68 +172,56 @@ def collect(plan: SweepPlan) -> dict[str, Any]:
     rows = []
     results: dict[str, dict[str, Any]] = {suite: {} for suite in plan.suites}
     for task in make_tasks(plan):
-        note = _read(_note_file(plan, task.id))
-        measured = task.kind in MEASURED
-        done = is_done(task) if measured else note.get("status") == "done"
-        status = "done" if done else note.get("status", "missing")
-        status = "missing" if status == "done" and not done else status
-        row = {"id": task.id, "kind": task.kind, "status": status, "run": task.out, "log": task.log}
-        rows.append({**row, **{k: note.get(k) for k in ("attempts", "seconds", "error")}})
-        if measured:
+        note = read_note(plan, task.id)
+        status = note.status
+        if task.kind in MEASURED:
+            done = is_done(task)
+            status = "done" if done else "missing" if status == "done" else status
             suite, _, name = task.id.partition("/")
-            results[suite][name] = _numbers(task) if done else None
-    attacks = {a.name: a.to_json() for a in plan.attacks}
-    plan_json = {"models": {m.name: m.path for m in plan.models}, "attacks": attacks, "retain": plan.retain}
-    plan_json |= {"attack_facts": {a.name: a.record.facts() for a in plan.attacks}} if attacks else {}
+            place = Path(task.out)
+            results[suite][name] = dict(kinds.of(place).values(place)) if done else None
+        row = {"id": task.id, "kind": task.kind, "status": status, "run": task.out, "log": task.log}
+        rows.append({**row, "attempts": note.attempts, "seconds": note.seconds, "error": note.error})
+    plan_json: dict[str, Any] = {
+        "models": {model.name: model.path for model in plan.models},
+        "attacks": {attack.name: attack.to_json() for attack in plan.attacks},
+        "retain": plan.retain,
+    }
+    if plan.attacks:
+        plan_json["attack_facts"] = {attack.name: attack.record.facts() for attack in plan.attacks}
     return {"plan": {**plan_json, "suites": dict(plan.suites)}, "tasks": rows, "results": results}
-
-
-class _Note(TypedDict, total=False):
-    """How a task ended."""
-
-    status: Required[str]
-    attempts: int | None
-    seconds: float | None
-    error: str | None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return {} if misfit(found, _Note) else dict(found)
-
-
-def _numbers(task: Task) -> dict[str, Any]:
-    """The main numbers of a task's run, whichever kind it is."""
-    return dict(kinds.of(Path(task.out)).values(Path(task.out)))
 
 
 def show(summary: Mapping[str, Any]) -> str:
     """One table per suite, one line per model; below them whatever did not succeed."""
     parts = []
     for suite, by_model in summary["results"].items():
-        names = list(dict.fromkeys(metric for values in by_model.values() for metric in values or {}))
-        rows = [[model, *(_cell((values or {}).get(m)) for m in names)] for model, values in by_model.items()]
-        parts.append(f"{suite}\n{table(rows, ['model', *names], range(1, len(names) + 1))}")
-    bad = [t for t in summary["tasks"] if t["status"] in ("failed", "blocked")]
-    parts += [f"{t['status']}: {t['id']} after {t['attempts']} attempts: {t['error']} (log: {t['log']})" for t in bad]
-    missing = sum(t["status"] == "missing" for t in summary["tasks"])
-    parts += [f"{missing} tasks have not run yet; run the same command again for them."] if missing else []
+        metrics = list(dict.fromkeys(metric for values in by_model.values() for metric in values or {}))
+        rows = []
+        for model, values in by_model.items():
+            numbers = [(values or {}).get(metric) for metric in metrics]
+            rows.append([model, *(number(v) if isinstance(v, (int, float)) else "-" for v in numbers)])
+        parts.append(f"{suite}\n{table(rows, ['model', *metrics], range(1, len(metrics) + 1))}")
+    for task in summary["tasks"]:
+        if task["status"] in ("failed", "blocked"):
+            attempts = f"{task['status']}: {task['id']} after {task['attempts']} attempts"
+            parts.append(f"{attempts}: {task['error']} (log: {task['log']})")
+    missing = sum(task["status"] == "missing" for task in summary["tasks"])
+    if missing:
+        parts.append(f"{missing} tasks have not run yet; run the same command again for them.")
     return "\n\n".join(parts)
-
-
-def _cell(value: Any) -> str:
-    return number(value) if isinstance(value, (int, float)) else "-"
 
 
 def listing(plan: SweepPlan) -> str:
     """The plan's tasks and where they stand, from disk."""
-    tasks = collect(plan)["tasks"]
-    rows = [[t["id"], t["status"], f"{t['seconds']:.1f} s" if t["seconds"] else "-", t["run"]] for t in tasks]
-    rows = [[r[0], "running" if held(Path(r[3])) else r[1], *r[2:]] for r in rows]
+    rows = []
+    for task in collect(plan)["tasks"]:
+        status = "running" if held(Path(task["run"])) else task["status"]
+        rows.append([task["id"], status, f"{task['seconds']:.1f} s" if task["seconds"] else "-", task["run"]])
     return table(rows, ["task", "status", "time", "where"], [2])
+
+
+# ---- what `vestige meta` reads -----------------------------------------------------------------------------------
 
 
 def meta_files(plan: SweepPlan) -> str:
@@ -222,57 +235,123 @@ def meta_files(plan: SweepPlan) -> str:
     return f"files: {', '.join(map(str, written))}"
 
 
+def write_meta(plan: SweepPlan) -> list[Path]:
+    """robustness.yaml: the retain model and every unlearned one, before and after the plan's attacks. axes.yaml: the
+    unlearned models to rank, with retain and full as references.
+
+    Paths in them are relative to the files, so the sweep's directory can be moved. Nothing is written without a retain
+    model: every question compares with it.
+    """
+    done = {Path(task.out) for task in make_tasks(plan) if task.kind in MEASURED and is_done(task)}
+
+    def runs(model: str, attack: PlannedAttack | None = None) -> list[str]:
+        places = [plan.run_directory(model, suite, attack) for suite in plan.suites]
+        return [str(place.relative_to(plan.out)) for place in places if place in done]
+
+    def states(model: str, attacks: Mapping[str, PlannedAttack]) -> dict[str, list[str]]:
+        found = {"before": runs(model), **{state: runs(model, attack) for state, attack in attacks.items()}}
+        return {state: places for state, places in found.items() if places}
+
+    if not plan.retain or not runs(plan.retain):
+        return []
+    full = plan.full_model
+    unlearned = [model.name for model in plan.models if model.name not in (plan.retain, full)]
+    bodies: dict[str, dict[str, Any]] = {}
+    for name, attacks in robustness_files(plan).items():
+        models = [{"model": model, **states(model, attacks)} for model in unlearned]
+        measured = [entry for entry in models if "before" in entry]
+        bodies[name] = {"retain": states(plan.retain, attacks), "models": measured}
+    axes: dict[str, Any] = {"retain": runs(plan.retain)}
+    if full is not None and runs(full):
+        axes["full"] = runs(full)
+    axes["models"] = [{"model": model, "run": runs(model)} for model in unlearned if runs(model)]
+    bodies["axes.yaml"] = axes
+    for name, body in bodies.items():
+        text = yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=1000)
+        write_bytes(plan.out / name, text.encode())
+    return [plan.out / name for name in bodies]
+
+
+def robustness_files(plan: SweepPlan) -> dict[str, dict[str, PlannedAttack]]:
+    """Attacks by what meta calls them. A file takes one of each; a second of a kind gets a file of its own."""
+    first: dict[str, PlannedAttack] = {}
+    for attack in plan.attacks:
+        if attack.record.state:
+            first.setdefault(attack.record.state, attack)
+    files = {"robustness.yaml": first} if first else {}
+    for attack in plan.attacks:
+        state = attack.record.state
+        if state and first[state] is not attack:
+            files[f"robustness-{attack.name}.yaml"] = {**first, state: attack}
+    return files
+
+
+# ---- cleaning ----------------------------------------------------------------------------------------------------
+
+
 def clean(plan: SweepPlan, everything: bool) -> str:
     """Removes runs that the plan no longer names, attacked copies left behind and their logs; or all the sweep made.
 
     Of each directory only what its journal or its seal lists; what somebody else put there stays.
     """
     tasks = make_tasks(plan)
-    wanted = set() if everything else {Path(t.out) for t in tasks if t.kind != "attack" or plan.keep_attacked}
-    wanted |= set() if everything else {Path(p) for p in plan.held.values()}
-    places = ("runs/*/*", "attacked/*/*", "s1/*", "held_out/*")
-    found = [p for pattern in places for p in plan.out.glob(pattern) if p.is_dir() or p.parent.name == "held_out"]
-    if strays := [p for p in found if p.is_symlink() or not below(p, plan.out)]:
+    wanted: set[Path] = set()
+    if not everything:
+        wanted = {Path(t.out) for t in tasks if t.kind != "attack" or plan.file.keep_attacked}
+        wanted |= {Path(place) for place in plan.held.values()}
+    places = [p for pattern in ("runs/*/*", "attacked/*/*", "s1/*") for p in plan.out.glob(pattern) if p.is_dir()]
+    places += plan.out.glob("held_out/*")
+    if strays := [p for p in places if p.is_symlink() or not below(p, plan.out)]:
         raise UserError(f"{strays[0]} leads out of {plan.out} through a link; nothing was removed.")
     if not has_journal(plan.out):
         raise UserError(f"{plan.out} holds nothing that a sweep made; nothing was removed.")
-    gone = [p for p in found if p not in wanted and _is_made(p)]
-    for place in gone:
+    gone = []
+    size = 0
+    for place in places:
+        ours = [place] if place.is_file() and is_ours(place) else ours_below(place) if place.is_dir() else []
+        if place in wanted or not ours:
+            continue
         if held(place):
             raise UserError(f"{place} is being written by another process; nothing was removed.")
-    inside = [f for place in gone for f in ([place] if place.is_file() else ours_below(place))]
-    size = sum(f.stat().st_size for f in inside if f.is_file())
+        gone.append(place)
+        size += sum(file.stat().st_size for file in ours if file.is_file())
+    lines = []
     for place in gone:
         remove(place) if place.is_file() else remove_all(place)
-    remove(*_files_of(plan, tasks, everything))
-    left = [p for p in gone if p.exists()]
-    lines = [f"removed {p}" if p not in left else f"removed what vestige wrote in {p}; the rest stays" for p in gone]
+        words = f"removed what vestige wrote in {place}; the rest stays" if place.exists() else f"removed {place}"
+        lines.append(words)
+    _remove_notes(plan, tasks, everything)
     return "\n".join([*lines, f"{len(gone)} directories, {size / 2**20:.1f} MB"])
 
 
-def _is_made(place: Path) -> bool:
-    """Whether a sweep made it, wholly or in part."""
-    if place.is_file():
-        return is_ours(place)
-    return bool(ours_below(place))
-
-
-def _files_of(plan: SweepPlan, tasks: list[Task], everything: bool) -> list[Path]:
+def _remove_notes(plan: SweepPlan, tasks: list[Task], everything: bool) -> None:
     """Logs and notes of tasks that the plan no longer has; or all files that are not in a run."""
-    logs = {log_file(plan, t.id) for t in tasks} if not everything else set()
-    notes = {_note_file(plan, t.id) for t in tasks} if not everything else set()
-    files = [f for f in (plan.out / "logs").glob("*.log") if f not in logs and not f.name.startswith("worker-")]
-    files += [f for f in (plan.out / "tasks").glob("*.json") if f not in notes]
+    logs, notes = list((plan.out / "logs").glob("*.log")), list((plan.out / "tasks").glob("*.json"))
     if everything:
-        files += [plan.out / "axes.yaml", *plan.out.glob("robustness*.yaml")]
-        files += [plan.out / "sweep.json", plan.out / "sweep.log", *(plan.out / "logs").glob("worker-*.log")]
-    return files
+        own = [plan.out / name for name in ("axes.yaml", "sweep.json", "sweep.log")]
+        remove(*logs, *notes, *own, *plan.out.glob("robustness*.yaml"))
+        return
+    current = {log_file(plan, task.id) for task in tasks} | {_note_file(plan, task.id) for task in tasks}
+    workers = [file for file in logs if file.name.startswith("worker-")]
+    remove(*(file for file in (*logs, *notes) if file not in current and file not in workers))
 
 
-def _keep_apart(plan: SweepPlan) -> None:
-    """Models and data are not where attacked copies and runs come and go."""
-    inputs: dict[str, Any] = {f"the model {m.name}": m.path for m in plan.models}
-    inputs |= {
-        f"{key} of suite {name}": flags.get(key) for name, flags in plan.suites.items() for key in ("data", "full")
-    }
-    keep_apart(plan.out, inputs, ["runs", "attacked", "s1", "held_out", "tasks", "logs"])
+# ---- a sweep as a kind of run: only a report takes something from its table ----------------------------------------
+
+
+def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
+    file = path / "sweep.json"
+    data = read(file, dict) if file.is_file() else None
+    if data is None or "plan" not in data:
+        return
+    tasks = [] if misfit(data, Sweep) else data.get("tasks") or []  # the report says what does not fit
+    problems = []
+    for task in tasks:
+        if task.get("status") in ("failed", "blocked", "missing"):
+            why = f": {task['error']}" if task.get("error") else ""
+            problems.append(f"the sweep's task {task['id']} is {task['status']}{why}")
+    facts = {"tasks": str(len(tasks)), "not done": str(len(problems))}
+    yield RunSource("sweep", path, (file,), data, facts, tuple(problems))
+
+
+KIND = Kind("sweep", gather=_gather)

@@ -1,0 +1,373 @@
+"""Running a graph of tasks: who may start, what is tried again, what is shown, and what the disk holds meanwhile.
+
+`Schedule` knows the graph and no machine; an executor (workers.py) knows machines and no graph. The board, the
+cleaner and the prefetcher look at the states of all tasks after every change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from vestige.errors import UserError, is_ours, named
+from vestige.models.args import ModelArgs
+from vestige.secrets import hide
+from vestige.show.tables import table
+from vestige.sweep.tasks import Finished, Task, check_space, is_done
+from vestige.sweep.workers import Executor
+from vestige.writing import append_to, remove_all
+
+LOST_LIMIT = 5  # machines that may die under one task before it counts as failed
+HELD_PAUSE = 1.0  # seconds before a directory that another process writes is looked at again
+OVER = ("done", "failed", "blocked")
+FAILED = ("failed", "blocked")
+
+
+@dataclass
+class TaskState:
+    """Where one task stands."""
+
+    status: str = "waiting"  # waiting | running | done | failed | blocked
+    fresh: bool = False  # done by this driver, not found on disk
+    attempts: int = 0
+    lost: int = 0
+    error: str | None = None
+    seconds: float = 0.0
+    began: float = 0.0  # the last attempt, by the monotonic clock
+    not_before: float = 0.0
+    checked: bool = False  # looked for on disk since it last could have appeared there
+
+
+@dataclass
+class Schedule:
+    """One way through a graph of tasks, in the order given and as wide as the executor allows."""
+
+    tasks: Sequence[Task]
+    executor: Executor
+    retries: int
+    watch: Callable[[Task, TaskState], None] = lambda task, state: None  # told of every change
+    tick: Callable[[], None] = lambda: None  # called about once per second
+    states: dict[str, TaskState] = field(default_factory=dict)
+
+    def run(self) -> dict[str, TaskState]:
+        """Every task ends as done, failed or blocked (by one that failed); none is dropped."""
+        self.states = {task.id: TaskState() for task in self.tasks}
+        by_id = {task.id: task for task in self.tasks}
+        try:
+            while any(state.status not in OVER for state in self.states.values()):
+                for task in self.tasks:
+                    self._start_if_possible(task)
+                for finished in self.executor.wait(1.0):
+                    self._finish(by_id[finished.id], finished)
+                self.tick()
+        finally:
+            self.executor.close()
+        return self.states
+
+    def _start_if_possible(self, task: Task) -> None:
+        state = self.states[task.id]
+        if state.status != "waiting" or state.not_before > time.monotonic():
+            return
+        needs = [name for name in task.needs if name in self.states]
+        for name in needs:
+            if self.states[name].status in FAILED:
+                self._change(task, "blocked", f"needs {name}, which did not succeed")
+                return
+        if any(self.states[name].status != "done" for name in needs):
+            return
+        if not self.executor.has_room(task):
+            return  # nor is it looked for on disk yet: looking takes time in which others finish
+        if not state.checked and self._is_settled(task):
+            self._change(task, "done")
+            return
+        state.checked = True
+        state.attempts += 1
+        state.began = time.monotonic()
+        self._change(task, "running")
+        self.executor.start(task)
+
+    def _is_settled(self, task: Task) -> bool:
+        """Done already. An attack (or S1) counts as done, too, when nothing that wants its outcome is left to do."""
+        users = [t for t in self.tasks if task.id in t.needs] if task.kind in ("attack", "s1") else []
+        return is_done(task) or (bool(users) and all(map(is_done, users)))
+
+    def _finish(self, task: Task, finished: Finished) -> None:
+        state = self.states[task.id]
+        state.seconds += finished.seconds
+        if finished.status == "done":
+            state.fresh = True
+            self._change(task, "done")
+        elif finished.status == "held":  # not its fault: look again later; by then it may be done
+            state.attempts -= 1
+            state.not_before, state.checked = time.monotonic() + HELD_PAUSE, False
+            self._change(task, "waiting", finished.error)
+        elif finished.status == "lost" and state.lost < LOST_LIMIT:
+            state.lost += 1
+            state.attempts -= 1
+            self._change(task, "waiting", finished.error)
+        else:
+            again = state.attempts <= self.retries
+            self._change(task, "waiting" if again else "failed", finished.error)
+
+    def _change(self, task: Task, status: str, error: str | None = None) -> None:
+        state = self.states[task.id]
+        state.status, state.error = status, error
+        self.watch(task, state)
+
+
+# ---- what is shown -----------------------------------------------------------------------------------------------
+
+MARKS = {"waiting": "again", "running": "start", "done": "done", "failed": "FAILED", "blocked": "BLOCKED"}
+
+
+class Board:
+    """A table that is drawn again on a terminal, plain lines anywhere else. Every line also goes to a file: when the
+    terminal hangs up, the file continues."""
+
+    def __init__(self, tasks: Sequence[Task], log: Path, stream: TextIO | None = None) -> None:
+        self.states = {task.id: TaskState() for task in tasks}
+        self.stream = stream or sys.stdout
+        self.drawn = 0  # lines of the table now on the screen
+        self.log = append_to(log)
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._erase()
+        self.log.close()
+
+    def change(self, task: Task, state: TaskState) -> None:
+        """One line a change: what happened, to which task, how long it took, why it failed and where to read on."""
+        self.states[task.id] = state
+        words = f"{MARKS[state.status]:8}{task.id}"
+        if state.status == "done":
+            words += f"  {state.seconds:.1f} s" if state.fresh else "  (there already)"
+        elif state.error:
+            words += f"  {state.error}"
+        if state.status == "failed":
+            words += f"  (log: {task.log})"
+        done = sum(s.status == "done" for s in self.states.values())
+        self.say(f"[{done}/{len(self.states)}] {words}")
+
+    def say(self, words: str) -> None:
+        words = hide(words)
+        self.log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {words}\n")
+        self._erase()
+        self._show(words + "\n")
+        self.tick()
+
+    def tick(self) -> None:
+        """Draws the table of what runs, and how many wait, on a terminal."""
+        if self.stream.closed or not self.stream.isatty():
+            return
+        self._erase()
+        rows = []
+        for id, state in self.states.items():
+            if state.status == "running":
+                rows.append([id, state.status, f"{time.monotonic() - state.began:.0f} s"])
+        lines = table(rows, ["task", "status", "for"]).splitlines() if rows else []
+        lines.append(progress_line(self.states))
+        size = shutil.get_terminal_size()
+        lines = [line[: size.columns - 1] for line in lines[-(size.lines - 2) :]]  # a wrapped line would count as two
+        self._show("\n".join(lines) + "\n")
+        self.drawn = len(lines)
+
+    def _erase(self) -> None:
+        if self.drawn:
+            self._show(f"\x1b[{self.drawn}A\x1b[J")
+            self.drawn = 0
+
+    def _show(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except (OSError, ValueError):
+            pass  # the terminal is gone; the log has it all
+
+
+def progress_line(states: Mapping[str, TaskState]) -> str:
+    """
+    >>> progress_line({"a": TaskState("done"), "b": TaskState("running"), "c": TaskState("waiting")})
+    '1 of 3 done, 1 running, 1 waiting'
+    """
+    counts = Counter(state.status for state in states.values())
+    parts = [f"{counts['done']} of {len(states)} done"]
+    parts += [f"{counts[status]} {status}" for status in ("running", "waiting", "failed", "blocked") if counts[status]]
+    return ", ".join(parts)
+
+
+# ---- the disk ----------------------------------------------------------------------------------------------------
+
+
+def hub_cache() -> dict[str, Any]:
+    """Repositories in the hub's cache, by id."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return {}
+    return {repo.repo_id: repo for repo in repositories if repo.repo_type == "model"}
+
+
+def remove_download(repo_id: str) -> None:
+    """Removes one model from the hub's cache, by the hub's own means."""
+    from huggingface_hub import constants, scan_cache_dir
+
+    repo = hub_cache().get(repo_id)
+    if repo is not None:
+        # Shown this repository alone: a mirror of it has the same commits, and would go in its place.
+        alone = replace(scan_cache_dir(constants.HF_HUB_CACHE), repos=frozenset({repo}))
+        alone.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()
+
+
+def hub_users(tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """The tasks that read each hub model, in the order in which the models are first wanted."""
+    users: dict[str, list[Task]] = {}
+    for task in tasks:
+        if task.ask.get("server"):
+            continue  # a served model's files stay with its server
+        for path in task.checkpoints_read:
+            if not Path(path).expanduser().exists():
+                users.setdefault(path, []).append(task)
+    return users
+
+
+class Cleaner:
+    """Removes attacked copies and (on request) downloads when nothing needs them any more."""
+
+    def __init__(self, tasks: Sequence[Task], keep_attacked: bool, clear_cache: bool) -> None:
+        self.copies: dict[str, set[str]] = {}  # attacked copy -> ids of the tasks that make and read it
+        self.downloads: dict[str, set[str]] = {}
+        for task in tasks:
+            if task.kind == "attack" and not keep_attacked:
+                self.copies[task.out] = {task.id, *(t.id for t in tasks if task.id in t.needs)}
+        if clear_cache:
+            there = hub_cache()
+            for path, readers in hub_users(tasks).items():
+                if path not in there:
+                    self.downloads[path] = {task.id for task in readers}
+
+    def look(self, states: Mapping[str, TaskState]) -> None:
+        over = {id for id, state in states.items() if state.status in OVER}
+        for place in [place for place, users in self.copies.items() if users <= over]:
+            del self.copies[place]
+            remove_all(Path(place))
+        for path in [path for path, users in self.downloads.items() if users <= over]:
+            del self.downloads[path]
+            remove_download(path)
+
+
+def fetch_model(args: ModelArgs) -> None:
+    """All files of a hub model, into the hub's cache."""
+    from vestige.models.locate import locate
+
+    locate(args)
+
+
+def size_at_hub(args: ModelArgs) -> int:
+    from vestige.models.locate import repository_size
+
+    return repository_size(args.path, args) or 0
+
+
+class Prefetcher:
+    """Fetches hub models before their tasks start: one at a time, at most `ahead` of them not yet in use.
+
+    Downloads go through models/locate.py, as those of a task do; a task that wants a model which is still on its way
+    waits for it at the hub's own lock.
+    """
+
+    def __init__(self, tasks: Sequence[Task], ahead: int, free_space: int) -> None:
+        self.users: dict[str, list[str]] = {}
+        self.args: dict[str, ModelArgs] = {}
+        for path, readers in hub_users(tasks).items():
+            if not all(map(is_done, readers)):
+                self.users[path] = [task.id for task in readers]
+                self.args[path] = readers[0].model_args(path)
+        self.ahead, self.free_space = ahead, free_space
+        self.used: set[str] = set()
+        self.fetched: list[str] = []  # in the order in which it was begun
+        self.lines: list[str] = []
+        self.ended = False
+        self.bug: Exception | None = None
+        self.change = threading.Condition()
+        self.thread = threading.Thread(target=self._work, daemon=True)
+
+    def look(self, states: Mapping[str, TaskState]) -> None:
+        """Told in the driver's thread what has started, so that there is room for another."""
+        with self.change:
+            for path, ids in self.users.items():
+                if any(states[i].status == "running" for i in ids) or all(states[i].status in OVER for i in ids):
+                    self.used.add(path)
+            self.change.notify()
+
+    def messages(self) -> list[str]:
+        with self.change:
+            lines, self.lines = self.lines, []
+            return lines
+
+    def _next(self) -> str | None:
+        if len([path for path in self.fetched if path not in self.used]) >= self.ahead:
+            return None
+        return next((path for path in self.users if path not in self.used and path not in self.fetched), None)
+
+    def _work(self) -> None:
+        while True:
+            with self.change:
+                path = self._next()
+                while path is None and not self.ended:
+                    self.change.wait()
+                    path = self._next()
+                if self.ended or path is None:
+                    return
+                self.fetched.append(path)
+            words = self._fetch(path)
+            with self.change:
+                self.lines.append(words)
+
+    def _fetch(self, path: str) -> str:
+        """A model that cannot be downloaded does not fail here: its task will say so, and be tried again."""
+        from huggingface_hub import constants
+
+        args = self.args[path]
+        try:
+            check_space(Path(args.hub.get("cache_dir") or constants.HF_HUB_CACHE), self.free_space + size_at_hub(args))
+            fetch_model(args)
+        except UserError as error:
+            return f"did not fetch {path} ahead: {error}"
+        except Exception as error:  # of the hub and the network; a thread that dies would fetch no more
+            if is_ours(error):
+                self.bug = error
+            return f"did not fetch {path} ahead: {named(error)}"
+        return f"fetched {path}"
+
+    def stop(self) -> None:
+        """A download that is under way is awaited."""
+        with self.change:
+            self.ended = True
+            self.change.notify()
+        self.thread.join()
+        if self.bug is not None:
+            raise self.bug  # here, where it ends the command, after the tasks have had their turn
+
+
+@contextlib.contextmanager
+def fetching_ahead(tasks: Sequence[Task], ahead: int, free_space: int) -> Iterator[Prefetcher]:
+    """A prefetcher at work; with `ahead` 0 it has nothing to do."""
+    prefetcher = Prefetcher(tasks if ahead else (), ahead, free_space)
+    prefetcher.thread.start()
+    try:
+        yield prefetcher
+    finally:
+        prefetcher.stop()

@@ -19,8 +19,8 @@ from typing import Any
 
 from known_models.verdict_models import BenchSettings
 from known_models.verdict_runs import run_bench
-from vestige.compare.rule import RULE
 from vestige.meta.verdict import TARGETS, bench_json, bench_lines, facts_json, read_bench
+from vestige.verdict.rule import RULE
 
 ROOT = Path(__file__).parent.parent
 STORED = ROOT / "tests" / "golden" / "verdict" / "facts.json"

@@ -27,8 +27,7 @@ from vestige.meta.axes import (
 from vestige.meta.faithfulness import faithfulness, threshold
 from vestige.meta.pools import ModelNumbers, read_run, same_protocol, without_settings
 from vestige.meta.robustness import Filters, ModelState, keep, overall, robustness
-from vestige.metrics.cards import METRICS, metric
-from vestige.metrics.names import KNOWN, Direction, direction_of, short
+from vestige.metrics.cards import KNOWN, METRICS, Direction, direction_of, metric, short
 from vestige.store.comparable import Number, protocol_of
 
 GOLD = json.loads((GOLDEN / "meta_eval.json").read_text())

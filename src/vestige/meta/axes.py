@@ -33,9 +33,9 @@ from vestige.meta.pools import (
     with_similarities,
     without_settings,
 )
-from vestige.metrics.names import schema_protocol
+from vestige.metrics.cards import schema_protocol
+from vestige.numeric import total
 from vestige.schema import number
-from vestige.sums import total
 
 EPS = 1e-12
 FLOOR = 0.05

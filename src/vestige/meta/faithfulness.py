@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from vestige.compare import bootstrap, vectors
 from vestige.meta.pools import ModelNumbers, Pools, as_m, choose_metrics, same_protocol
-from vestige.metrics.names import Direction
+from vestige.metrics.cards import Direction
+from vestige.numeric import mean
+from vestige.stats import bootstrap, vectors
 from vestige.store.comparable import Number
-from vestige.sums import mean
 from vestige.types import Array
 
 RESAMPLES = 2000

@@ -14,7 +14,7 @@ from vestige.meta.axes import METHOD_RESULTS as METHOD_RESULTS
 from vestige.meta.faithfulness import JudgedPools
 from vestige.meta.pools import read_file
 from vestige.meta.robustness import Cut, Filters, JudgedAttacks, overall
-from vestige.metrics.names import KNOWN, Direction, direction_of, short
+from vestige.metrics.cards import KNOWN, Direction, direction_of, short
 from vestige.schema import number
 from vestige.store.files import versions
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_json, read_yaml
-from vestige.metrics.names import ENTITY, KNOWN, Direction, direction_of, schema_protocol, short, unlike_published
+from vestige.metrics.cards import ENTITY, KNOWN, Direction, direction_of, schema_protocol, short, unlike_published
 from vestige.schema import check_form
 from vestige.store.comparable import UNSTATED, Number, mixture, number_of
 

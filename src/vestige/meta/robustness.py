@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from vestige.compare import bootstrap, vectors
 from vestige.errors import UserError, unknown_name
 from vestige.meta.faithfulness import RESAMPLES, Interval
 from vestige.meta.pools import STATES, Attacks, as_m, choose_metrics, same_protocol
-from vestige.metrics.names import KNOWN, direction_of
+from vestige.metrics.cards import KNOWN, direction_of
+from vestige.numeric import mean
+from vestige.stats import bootstrap, vectors
 from vestige.store.comparable import Number
-from vestige.sums import mean
 
 EPS = 1e-12
 UTILITY_FILTER = 0.8

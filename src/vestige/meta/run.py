@@ -31,10 +31,10 @@ from vestige.meta.pools import Attacks, read_pools
 from vestige.meta.robustness import UTILITY_FILTER, Cut, JudgedAttacks, judge_attacks
 from vestige.meta.tree import attack_files, attacks_from, faithfulness_file, methods_of, read_tree, root_of
 from vestige.meta.verdict import BENCH, FACTS, bench_json, bench_lines, facts_json, read_bench
+from vestige.numeric import number
 from vestige.show.tables import span, table
 from vestige.store.directories import MANIFEST, begin, contents, kind_in, seal, sha256, write_manifest, writing
 from vestige.store.files import read_ours, relative, write_json
-from vestige.sums import number
 from vestige.types import content_key
 
 WRITTEN = (files.META_EVAL, files.METHOD_RESULTS, files.THRESHOLDS, files.USABLE, BENCH, FACTS, MANIFEST)

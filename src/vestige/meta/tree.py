@@ -33,7 +33,7 @@ from vestige.meta.pools import (
     similarity,
 )
 from vestige.meta.robustness import Cut, judge_attacks
-from vestige.metrics.names import CHAT, ENTITY, short
+from vestige.metrics.cards import CHAT, ENTITY, short
 from vestige.store.comparable import Number
 
 # The folders of an epoch that are read, and how their models were asked.

@@ -16,13 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.compare.facts import AuditFacts
-from vestige.compare.rule import DEEP, RULE, TITLES, VerdictRule
-from vestige.compare.verdict import verdict
 from vestige.errors import UserError
 from vestige.io import decode, decode_data
-from vestige.judging.runs import JudgeAsk, facts_in
 from vestige.show.tables import table
+from vestige.verdict.facts import AuditFacts
+from vestige.verdict.judge import JudgeAsk, facts_in, verdict
+from vestige.verdict.rule import DEEP, RULE, TITLES, VerdictRule
 
 TRUTH, FACTS, BENCH = "truth.json", "verdict_facts.json", "verdict_bench.json"
 WORDS = tuple(TITLES)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vestige.errors import UserError
 from vestige.meta.axes import AXES, SOURCES, WITHOUT_FLUENCY, MethodRow, from_models
 from vestige.meta.pools import ModelNumbers
-from vestige.metrics.names import short
+from vestige.metrics.cards import short
 from vestige.report.methods_part import SHOWN_FLOORED, value
 from vestige.store.comparable import Number
 

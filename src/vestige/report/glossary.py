@@ -7,8 +7,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.meta.axes import AXIS_TABLE, FLOOR, LABELS, MEM, MIA, PART_LABELS, SOURCES, WAYS, Axis, formula
 from vestige.meta.pools import ELSEWHERE, similarity
-from vestige.metrics.cards import CARDS, FORGOTTEN, HIGH, Card, card_of, facts_of
-from vestige.metrics.names import KNOWN, direction_of, short
+from vestige.metrics.cards import CARDS, FORGOTTEN, HIGH, KNOWN, Card, card_of, direction_of, facts_of, short
 
 LIKENESS = (similarity.__doc__ or "").strip().splitlines()[0]
 NARROW = 16

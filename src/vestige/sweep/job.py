@@ -16,7 +16,6 @@ from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR
 from vestige.errors import UserError, how_to_install, unknown_name
-from vestige.flags import flags_of
 from vestige.guard import parse_yaml, read_yaml
 from vestige.secrets import hide, is_secret_name, note_tree
 
@@ -96,29 +95,31 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def render(settings: JobSettings, command: Sequence[str], kind: str | None = None) -> dict[str, Any]:
+def render(
+    settings: JobSettings, command: Sequence[str], kind: str | None = None, takes_server: bool = True
+) -> dict[str, Any]:
     """The manifest of a command. A sweep becomes a RayJob unless told otherwise."""
     if not command:
         raise UserError("No command given; write it after `--`, as in `vestige job --dry-run -- eval tofu --model M`.")
     if command[0] == "vestige":  # as one types it elsewhere; the image's program is put in front in any case
-        return render(settings, command[1:], kind)
+        return render(settings, command[1:], kind, takes_server)
     if command[0].startswith("-") or command[0] == "job":
         raise UserError(f"'{command[0]}' is not a command to run in a job; write a verb after `--`, as in `-- eval`.")
     _refuse_secrets(settings, command)
     chosen = kind or ("rayjob" if command[0] == "sweep" else "job")
     if settings["server"]["model"] is not None:
-        _check_server(settings, command, chosen)
+        _check_server(settings, command, chosen, takes_server)
     return _ray_job(settings, command) if chosen == "rayjob" else _job(settings, command)
 
 
-def _check_server(settings: JobSettings, command: Sequence[str], kind: str) -> None:
+def _check_server(settings: JobSettings, command: Sequence[str], kind: str, takes_server: bool) -> None:
     said = settings["server"]
     if kind == "rayjob":
         raise UserError(
             "A server beside the command is for --kind job: the workers of a RayJob are several pods. Start servers of "
             "their own and name them in the plan (server:), or give --kind job."
         )
-    if "server" not in {flag.name for flag in flags_of(command[0])}:
+    if not takes_server:
         raise UserError(f"`vestige {command[0]}` does not ask a server; leave out --set server.model.")
     for key in ("command", "args"):
         if not isinstance(said[key], list):

@@ -25,6 +25,7 @@ import yaml
 from vestige.errors import UserError
 from vestige.guard import below
 from vestige.io import DamagedError, decode
+from vestige.numeric import number
 from vestige.ownership import has_journal, is_ours, ours_below, permit
 from vestige.schema import misfit
 from vestige.show.tables import table
@@ -34,7 +35,6 @@ from vestige.store.files import write_json
 from vestige.store.forms import Sweep
 from vestige.store.kinds import Kind, Reader, RunSource
 from vestige.stress.held_out import write_held
-from vestige.sums import number
 from vestige.sweep.plan import PlannedAttack, SweepPlan
 from vestige.sweep.schedule import Board, Cleaner, Schedule, TaskState, fetching_ahead
 from vestige.sweep.tasks import Task, check_space, is_done, log_file, make_tasks
@@ -55,7 +55,6 @@ class How:
     end: int | None = None
     retries: int | None = None
     ray: str | None = None  # an address, or `auto`
-    clear_cache: bool = False  # also where the plan does not ask for it
 
     @property
     def on_ray(self) -> bool:
@@ -83,7 +82,7 @@ def sweep(plan: SweepPlan, how: How) -> int:
         if attack.held_out:  # the rows that remain to be measured
             write_held(plan.suites, plan.teaching_data(attack), plan.held)
     retries = plan.file.retries if how.retries is None else how.retries
-    cleaner = Cleaner(tasks, plan.file.keep_attacked, how.clear_cache or plan.file.clear_cache)
+    cleaner = Cleaner(tasks, plan.file.keep_attacked, plan.file.clear_cache)
     fetching = fetching_ahead(tasks, plan.file.prefetch, plan.free_space)
     with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board, fetching as ahead:
         board.say(f"{len(tasks)} tasks, results in {plan.runs}, this text in {plan.out / 'sweep.log'}")

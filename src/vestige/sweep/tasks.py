@@ -35,8 +35,7 @@ from vestige.internal import described, in_short, masked
 from vestige.models.args import NF4, ModelArgs
 from vestige.models.fingerprint import COLLECTED, digests, fingerprint, libraries, library, stored_dtype
 from vestige.models.locate import locate
-from vestige.models.low_precision import check_low_precision
-from vestige.models.quantised import RULE
+from vestige.models.quantised import RULE, check_low_precision
 from vestige.models.tokenizer import says_today, tokenizer_files
 from vestige.ownership import ours_below
 from vestige.secrets import Hiding, hide, note_tree

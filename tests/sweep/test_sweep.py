@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -346,62 +345,48 @@ def test_clear_cache_removes_only_what_this_sweep_downloaded(tmp_path: Path, mon
     assert (old.is_dir(), new.exists()) == (True, False)
 
 
-class Shelf:
-    """A hub that counts: which models are on the disk, how many at most were there before their first task."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.arrived = threading.Semaphore(0)
-
-    def fetch(self, args: ModelArgs) -> None:
-        self.log.append(args.path)
-        if "gone" in args.path:
-            raise hub_error(args.path, args, OSError())
-        self.arrived.release()
-
-
 def hub_graph(place: Path, *names: str, **more: Any) -> list[Task]:
     models = {n: f"org/{n}" for n in names}
     return make_tasks(read_plan(write_plan(place, models=models, retain=None, **more)))
 
 
+def fetched(prefetcher: Prefetcher, states: dict[str, TaskState], rounds: int = 20) -> list[str]:
+    """What is said of downloads once there is nothing more to fetch."""
+    lines = []
+    for _ in range(rounds):
+        lines += prefetcher.look(states)
+        time.sleep(0.01)
+    return lines
+
+
 def test_models_are_fetched_ahead_within_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = hub_graph(tmp_path, "a", "b", "c", "d")
-    shelf = Shelf()
-    monkeypatch.setattr(schedule, "fetch_model", shelf.fetch)
+    monkeypatch.setattr(schedule, "fetch_model", lambda args: None)
     monkeypatch.setattr(schedule, "size_at_hub", lambda args: 0)
-    ahead = Prefetcher(graph, 2, 0)
     states = {t.id: TaskState() for t in graph}
-    ahead.thread.start()
-    for _ in range(2):
-        assert shelf.arrived.acquire(timeout=10)
-    assert not shelf.arrived.acquire(timeout=0.1)  # two are there and unused: nobody fetches a third
-    assert shelf.log == ["org/a", "org/b"]
-    states["tofu/a"].status = "running"
-    ahead.look(states)
-    assert shelf.arrived.acquire(timeout=10)
-    states["tofu/c"].status = states["tofu/d"].status = "blocked"  # nobody will want d
-    states["tofu/b"].status = "running"
-    ahead.look(states)
-    assert not shelf.arrived.acquire(timeout=0.1)
-    ahead.stop()
-    assert shelf.log == ["org/a", "org/b", "org/c"]
-    assert ahead.messages() == ["fetched org/a", "fetched org/b", "fetched org/c"]
+    with Prefetcher(graph, 2, 0) as prefetcher:
+        assert fetched(prefetcher, states) == ["fetched org/a", "fetched org/b"]  # two are there and unused
+        states["tofu/a"].status = "running"
+        assert fetched(prefetcher, states) == ["fetched org/c"]
+        states["tofu/c"].status = states["tofu/d"].status = "blocked"  # nobody will want d
+        states["tofu/b"].status = "running"
+        assert fetched(prefetcher, states) == []
 
 
 def test_what_cannot_be_fetched_or_would_fill_the_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = hub_graph(tmp_path, "gone", "huge", "small")
-    shelf = Shelf()
-    monkeypatch.setattr(schedule, "fetch_model", shelf.fetch)
+
+    def fetch(args: ModelArgs) -> None:
+        if "gone" in args.path:
+            raise hub_error(args.path, args, OSError())
+
+    monkeypatch.setattr(schedule, "fetch_model", fetch)
     monkeypatch.setattr(schedule, "size_at_hub", lambda args: 2**60 if "huge" in args.path else 1)
-    ahead = Prefetcher(graph, 3, 0)
-    ahead.thread.start()
-    assert shelf.arrived.acquire(timeout=10)
-    ahead.stop()
-    gone, huge, small = ahead.messages()
+    with Prefetcher(graph, 3, 0) as prefetcher:
+        gone, huge, small = fetched(prefetcher, {t.id: TaskState() for t in graph})
     assert "did not fetch org/gone ahead" in gone and "cannot be reached" in gone
     assert "did not fetch org/huge ahead" in huge and "GB are free" in huge
-    assert small == "fetched org/small" and shelf.log == ["org/gone", "org/small"]
+    assert small == "fetched org/small"
 
 
 def test_a_sweep_fetches_uses_and_clears(tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

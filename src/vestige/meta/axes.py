@@ -381,7 +381,7 @@ def _protocols(models: Sequence[ModelNumbers]) -> dict[str, str]:
 def read_methods(path: Path, floor: float = FLOOR) -> Methods:
     """A YAML file with `models`, `retain` and `full` (one, or one for each epoch)."""
     file = PoolFile(path, ("models",))
-    retain = file.retain
+    retain = file.retain_model()
     models = []
     for model in file.models("models"):
         in_name = facts_of(model.name)

@@ -383,8 +383,8 @@ class PoolFile:
     def read(self) -> tuple[Path, ...]:
         return tuple(dict.fromkeys(self.files))
 
-    @property
-    def retain(self) -> ModelNumbers | None:
+    def retain_model(self) -> ModelNumbers | None:
+        """The model that s_mia_* are measured against, if the file names one."""
         return self.model_state(self.body["retain"], "retain") if "retain" in self.body else None
 
     def models(self, key: str) -> list[ModelNumbers]:
@@ -480,7 +480,7 @@ def read_pools(path: Path) -> Pools:
     if path.suffix == ".json":
         return _read_pool_results(path)
     file = PoolFile(path, ("positive", "negative"))
-    retain = file.retain
+    retain = file.retain_model()
     positive = tuple(with_similarities(m, retain) for m in file.models("positive"))
     negative = tuple(with_similarities(m, retain) for m in file.models("negative"))
     places = {s for m in positive for s in m.sources if not s.startswith(IN_FILE)}

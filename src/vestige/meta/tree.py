@@ -51,9 +51,10 @@ def summary_numbers(summary: Path, folder: str) -> dict[str, Number]:
     elif folder == "privacy":
         for attack, body in _section(data, "attacks", summary).items():
             name = short(f"mia_{attack}")
-            auc, retain, stored = (
-                as_number(body.get(key), f"{key} of {attack} in {summary}") for key in ("auc", "retain_auc", "s_mia")
-            )
+            if not isinstance(body, Mapping):
+                raise UserError(f"{summary}: the attack {attack} has no AUC; copy the file again.")
+            keys = ("auc", "retain_auc", "s_mia")
+            auc, retain, stored = (as_number(body.get(key), f"{key} of {attack} in {summary}") for key in keys)
             values[name] = auc
             # The stored likeness serves only where there are not both AUCs.
             values[f"s_{name}"] = stored if auc is None or retain is None else similarity(auc, retain)
@@ -72,9 +73,8 @@ def summary_numbers(summary: Path, folder: str) -> dict[str, Number]:
 
 def _section(data: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
     section = data.get(key) or {}
-    inner = section.values() if isinstance(section, Mapping) and key == "attacks" else ()
-    if not isinstance(section, Mapping) or not all(isinstance(body, Mapping) for body in inner):
-        raise UserError(f"{path}: `{key}` does not have the form that the project's scripts write; copy it again.")
+    if not isinstance(section, Mapping):
+        raise UserError(f"{path}: `{key}` is not a mapping, as the project's scripts write it; copy the file again.")
     return dict(section)
 
 
@@ -165,36 +165,36 @@ def read_tree(path: Path) -> ResultTree:
     return out
 
 
-def _with_end(model: ModelNumbers) -> ModelNumbers:
-    """The full and the retain model with their depth score, which is an end of its scale and not measured in a tree."""
-    end = UDS_ENDS.get(model.name)
-    if end is None or "uds" in model.numbers:
-        return model
-    return replace(model, numbers={**model.numbers, "uds": Number(end, ENTITY)})
-
-
 def methods_of(tree: ResultTree, floor: float = FLOOR, baseline: str | None = None) -> Methods:
     """The axes of every model of a tree; utility is relative to the full model of the same epoch.
 
     An epoch without one takes the only one there is (published trees have it under ep10 alone); `baseline` names the
     epoch whose full model serves all.
     """
-    full = {epoch: m for (epoch, name), m in tree.models.items() if name == "full"}
+    full = {epoch: model for (epoch, name), model in tree.models.items() if name == "full"}
     if baseline is not None and baseline not in full:
         raise UserError(f"No full model under '{baseline}'; epochs that have one: {', '.join(full) or 'none'}.")
-    serving = baseline or (next(iter(full)) if len(full) == 1 else None)
-    lent = [e for e in sorted({e for e, _ in tree.models}) if serving and (baseline or e not in full) and e != serving]
-    full |= {epoch: full[str(serving)] for epoch in lent}
-    borrowed = [f"utility_rel of {epoch} is relative to the full model of {serving}" for epoch in lent]
+    serving = baseline
+    if serving is None and len(full) == 1:
+        serving = next(iter(full))
+    notes = list(tree.notes)
+    for epoch in sorted({epoch for epoch, _ in tree.models}):
+        if serving is not None and epoch != serving and (baseline or epoch not in full):
+            full[epoch] = full[serving]
+            notes.append(f"utility_rel of {epoch} is relative to the full model of {serving}")
+        elif epoch not in full:
+            notes.append(
+                f"{epoch} has no full model, and several others have: its models have no utility_rel (say which: "
+                "--baseline EPOCH)"
+            )
+    # The full and the retain model are the ends of the depth score's scale, which are not measured in a tree.
     measured = any("uds" in model.numbers for model in tree.models.values())
-    models = [_with_end(model) if measured else model for model in tree.models.values()]
-    rows = from_models(models, full, None, floor)
-    epochs = {epoch for epoch, _ in tree.models}
-    missing = [
-        f"{e} has no full model, and several others have: its models have no utility_rel (say which: --baseline EPOCH)"
-        for e in sorted(epochs - set(full))
-    ]
-    return replace(rows, notes=(*tree.notes, *borrowed, *missing), read=tree.read)
+    models = []
+    for model in tree.models.values():
+        if measured and model.name in UDS_ENDS and "uds" not in model.numbers:
+            model = replace(model, numbers={**model.numbers, "uds": Number(UDS_ENDS[model.name], ENTITY)})
+        models.append(model)
+    return replace(from_models(models, full, None, floor), notes=tuple(notes), read=tree.read)
 
 
 # ---- meta_eval/ --------------------------------------------------------------------------------------------------
@@ -232,6 +232,7 @@ def read_tree_attacks(files: Mapping[str, Path]) -> Attacks:
     """The files of one or both attacks as one set of models; an entry that is an error is left out and named."""
     models: dict[str, dict[str, dict[str, Number]]] = {}
     left_out: dict[str, str] = {}
+    places = ", ".join(map(str, files.values()))
     for mode, path in files.items():
         after = f"metrics_after_{mode}"
         for name, body in read_file(path).items():
@@ -249,8 +250,9 @@ def read_tree_attacks(files: Mapping[str, Path]) -> Attacks:
                     raise UserError(
                         f"{name} in {path} has no {key}; give the file as scripts/meta_eval_robustness.py writes it."
                     )
-                _add_state(states.setdefault(state, {}), schema_numbers(metrics, f"{name} in {path}"), name, path)
-    places = ", ".join(map(str, files.values()))
+                numbers = schema_numbers(metrics, f"{name} in {path}")
+                # What both files say of a model before the attacks must agree.
+                states[state] = joined((states.get(state, {}), numbers), f"{name} {state} in {places}")
     if "retain" not in models:
         raise UserError(f"{places} has no entry `retain`, the yardstick of relearning.")
     attacked = {}
@@ -259,17 +261,6 @@ def read_tree_attacks(files: Mapping[str, Path]) -> Attacks:
         attacked[name] = AttackedModel(name, by_state)
     retain = attacked.pop("retain")
     return compared_with_retain(Attacks(retain, tuple(attacked.values()), {}, left_out, tuple(files.values())))
-
-
-def _add_state(known: dict[str, Number], new: Mapping[str, Number], model: str, path: Path) -> None:
-    """What both files say of a model before the attacks must agree."""
-    for name, number in new.items():
-        if name in known and known[name].value != number.value:
-            raise UserError(
-                f"{model} in {path}: {name} before the attack is {number.value}, {known[name].value} in the other "
-                "attack's file; measure both attacks from one set of values."
-            )
-        known[name] = number
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from vestige.store.forms import Sweep
 from vestige.store.kinds import Kind, Reader, RunSource
 from vestige.stress.held_out import write_held
 from vestige.sweep.plan import PlannedAttack, SweepPlan
-from vestige.sweep.schedule import Board, Cleaner, Schedule, TaskState, fetching_ahead
+from vestige.sweep.schedule import Board, Cleaner, Prefetcher, Schedule, TaskState
 from vestige.sweep.tasks import Task, check_space, is_done, log_file, make_tasks
 from vestige.sweep.workers import Executor, ProcessPool, RayPool, SameProcess
 from vestige.writing import claim, keep_apart, remove, remove_all, write_bytes
@@ -83,8 +83,8 @@ def sweep(plan: SweepPlan, how: How) -> int:
             write_held(plan.suites, plan.teaching_data(attack), plan.held)
     retries = plan.file.retries if how.retries is None else how.retries
     cleaner = Cleaner(tasks, plan.file.keep_attacked, plan.file.clear_cache)
-    fetching = fetching_ahead(tasks, plan.file.prefetch, plan.free_space)
-    with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board, fetching as ahead:
+    prefetcher = Prefetcher(tasks, plan.file.prefetch, plan.free_space)
+    with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board, prefetcher:
         board.say(f"{len(tasks)} tasks, results in {plan.runs}, this text in {plan.out / 'sweep.log'}")
         for model in plan.models:
             if plan.attacks and not plan.is_attacked(model):
@@ -94,10 +94,9 @@ def sweep(plan: SweepPlan, how: How) -> int:
             write_note(plan, task, state)
             board.change(task, state)
             cleaner.look(schedule.states)
-            ahead.look(schedule.states)
 
         def tick() -> None:
-            for words in ahead.messages():
+            for words in prefetcher.look(schedule.states):
                 board.say(words)
             board.tick()
 

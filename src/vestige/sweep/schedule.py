@@ -6,13 +6,12 @@ cleaner and the prefetcher look at the states of all tasks after every change.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -63,11 +62,11 @@ class Schedule:
         by_id = {task.id: task for task in self.tasks}
         try:
             while any(state.status not in OVER for state in self.states.values()):
+                self.tick()
                 for task in self.tasks:
                     self._start_if_possible(task)
                 for finished in self.executor.wait(1.0):
                     self._finish(by_id[finished.id], finished)
-                self.tick()
         finally:
             self.executor.close()
         return self.states
@@ -289,85 +288,49 @@ class Prefetcher:
     """
 
     def __init__(self, tasks: Sequence[Task], ahead: int, free_space: int) -> None:
-        self.users: dict[str, list[str]] = {}
-        self.args: dict[str, ModelArgs] = {}
-        for path, readers in hub_users(tasks).items():
-            if not all(map(is_done, readers)):
-                self.users[path] = [task.id for task in readers]
-                self.args[path] = readers[0].model_args(path)
         self.ahead, self.free_space = ahead, free_space
-        self.used: set[str] = set()
-        self.fetched: list[str] = []  # in the order in which it was begun
-        self.lines: list[str] = []
-        self.ended = False
-        self.bug: Exception | None = None
-        self.change = threading.Condition()
-        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.waiting: dict[str, list[Task]] = {}  # models not yet fetched -> the tasks that read them
+        for path, readers in (hub_users(tasks) if ahead else {}).items():
+            if not all(map(is_done, readers)):
+                self.waiting[path] = readers
+        self.unused: dict[str, list[Task]] = {}  # fetched, and no task has started that reads them
+        self.pool = ThreadPoolExecutor(1)
+        self.fetching: Future[str] | None = None
 
-    def look(self, states: Mapping[str, TaskState]) -> None:
-        """Told in the driver's thread what has started, so that there is room for another."""
-        with self.change:
-            for path, ids in self.users.items():
-                if any(states[i].status == "running" for i in ids) or all(states[i].status in OVER for i in ids):
-                    self.used.add(path)
-            self.change.notify()
+    def look(self, states: Mapping[str, TaskState]) -> list[str]:
+        """Begins the next download if there is room for it; returns what is to be said of those that ended."""
+        lines = []
+        if self.fetching is not None and self.fetching.done():
+            lines.append(self.fetching.result())
+            self.fetching = None
+        for models in (self.waiting, self.unused):
+            for path, readers in list(models.items()):
+                statuses = [states[task.id].status for task in readers]
+                if "running" in statuses or all(status in OVER for status in statuses):
+                    del models[path]
+        if self.fetching is None and self.waiting and len(self.unused) < self.ahead:
+            path = next(iter(self.waiting))
+            self.unused[path] = self.waiting.pop(path)
+            self.fetching = self.pool.submit(self._fetch, path, self.unused[path][0].model_args(path))
+        return lines
 
-    def messages(self) -> list[str]:
-        with self.change:
-            lines, self.lines = self.lines, []
-            return lines
-
-    def _next(self) -> str | None:
-        if len([path for path in self.fetched if path not in self.used]) >= self.ahead:
-            return None
-        return next((path for path in self.users if path not in self.used and path not in self.fetched), None)
-
-    def _work(self) -> None:
-        while True:
-            with self.change:
-                path = self._next()
-                while path is None and not self.ended:
-                    self.change.wait()
-                    path = self._next()
-                if self.ended or path is None:
-                    return
-                self.fetched.append(path)
-            words = self._fetch(path)
-            with self.change:
-                self.lines.append(words)
-
-    def _fetch(self, path: str) -> str:
+    def _fetch(self, path: str, args: ModelArgs) -> str:
         """A model that cannot be downloaded does not fail here: its task will say so, and be tried again."""
         from huggingface_hub import constants
 
-        args = self.args[path]
         try:
             check_space(Path(args.hub.get("cache_dir") or constants.HF_HUB_CACHE), self.free_space + size_at_hub(args))
             fetch_model(args)
         except UserError as error:
             return f"did not fetch {path} ahead: {error}"
-        except Exception as error:  # of the hub and the network; a thread that dies would fetch no more
+        except Exception as error:  # of the hub and the network
             if is_ours(error):
-                self.bug = error
+                raise
             return f"did not fetch {path} ahead: {named(error)}"
         return f"fetched {path}"
 
-    def stop(self) -> None:
-        """A download that is under way is awaited."""
-        with self.change:
-            self.ended = True
-            self.change.notify()
-        self.thread.join()
-        if self.bug is not None:
-            raise self.bug  # here, where it ends the command, after the tasks have had their turn
+    def __enter__(self) -> Prefetcher:
+        return self
 
-
-@contextlib.contextmanager
-def fetching_ahead(tasks: Sequence[Task], ahead: int, free_space: int) -> Iterator[Prefetcher]:
-    """A prefetcher at work; with `ahead` 0 it has nothing to do."""
-    prefetcher = Prefetcher(tasks if ahead else (), ahead, free_space)
-    prefetcher.thread.start()
-    try:
-        yield prefetcher
-    finally:
-        prefetcher.stop()
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()  # a download that is under way is awaited

@@ -203,6 +203,11 @@ def usable_json(
     """Which models each metric's robustness was read from, by which criteria, from which files."""
     useful = Filters(utility, least_utility=least_utility)
     passed = [model for model in models if not useful.why_not(model, 0.0)]
+    no_utility: list[str] = []
+    rule = "not applied: none was given"
+    if utility is not None:
+        no_utility = [model for model in models if utility.get(model) is None]
+        rule = f"utility_rel >= {least_utility:g}"
     thresholds = {}
     for name, entry in judged.entries.items():
         if entry["threshold_m"] is None:
@@ -231,9 +236,9 @@ def usable_json(
             "definition": "usable model = passes the utility filter and the metric's threshold",
             "utility_filter": {
                 "metric": "utility_rel",
-                "rule": f"utility_rel >= {least_utility:g}" if utility is not None else "not applied: none was given",
+                "rule": rule,
                 "excluded_count": len(models) - len(passed),
-                "without_utility_rel": [m for m in models if utility is not None and utility.get(m) is None],
+                "without_utility_rel": no_utility,
             },
             "metric_threshold_filter": {
                 "rule": "m <= threshold",

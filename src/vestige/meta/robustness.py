@@ -249,39 +249,39 @@ def judge_attacks(
     if rule not in RULES:
         raise unknown_name("robustness rule", rule, RULES)
     cuts = cuts or {}
-    everyone = (attacks.retain, *attacks.models)
     before = [m.states["before"] for m in attacks.models if "before" in m.states]
     chosen, skipped = choose_metrics(before, metrics, attacks.metrics)
     entries, kept, left_out = {}, {}, {}
     for metric, direction in chosen.items():
+        # Numbers of all models in all states must be of one protocol: R and Q are differences.
         numbers: dict[str, Number] = {}
-        for model in everyone:
+        for model in (attacks.retain, *attacks.models):
             for state in STATES:
-                if (number := model.number(state, metric)) is not None:
+                number = model.number(state, metric)
+                if number is not None:
                     numbers[f"{model.name} ({state})"] = number
         protocol = same_protocol(numbers, metric)
         ms = as_m(numbers, direction, metric)
-        states = {m.name: ModelState(*(ms.get(f"{m.name} ({state})") for state in STATES)) for m in everyone}
-        retain = states.pop(attacks.retain.name)
-        filtered_by, judged, judged_protocol = metric if metric in cuts else "", None, protocol
+        states = {model.name: _state_of(model.name, ms) for model in attacks.models}
+        retain = _state_of(attacks.retain.name, ms)
+
+        filtered_by, judged, judged_protocol = metric, None, protocol
         attack = KNOWN[metric].filtered_by if metric in KNOWN and not own_thresholds else ""
         if attack in cuts and any(m.value("before", attack) is not None for m in attacks.models):
+            # A likeness is filtered as its attack is: by the attack's threshold, on the attack's own values.
             of_attack = {m.name: m.number("before", attack) or Number(None) for m in attacks.models}
             filtered_by, judged = attack, as_m(of_attack, direction_of(attack), attack)
             judged_protocol = same_protocol(of_attack, attack)
         cut = cuts.get(filtered_by)
-        mixed = cut is not None and bool(cut.protocol) and cut.protocol != judged_protocol
-        if cut is not None and mixed and not accept_mixture:
-            # A threshold from one protocol says little about numbers of another.
-            raise UserError(
-                f"The threshold of {filtered_by} was measured as '{cut.protocol}', the models here as "
-                f"'{judged_protocol}'; measure both in the same way, give thresholds of these, or accept the mixture "
-                "with --accept-mixture."
-            )
-        filters = Filters(utility, cut.m if cut else None, least_utility)
+        threshold, measured = None, ""
+        if cut is not None:
+            threshold = cut.m
+            measured = _other_protocol(filtered_by, cut, judged_protocol, accept_mixture)
+
+        filters = Filters(utility, threshold, least_utility)
         results = {name: robustness(states, retain, name, filters, judged, resamples) for name in RULES}
         result = results.pop(rule)
-        entries[metric] = {
+        entry = {
             **_result_json(result),
             "rule": rule,
             "rule_in_words": RULES[rule].words,
@@ -289,15 +289,36 @@ def judge_attacks(
             "knows": direction.knows,
             "m": direction.space,
             "protocol": protocol,
-            "filtered_by": filtered_by or None,
-            "threshold_m": cut.m if cut else None,
-            **({"threshold_protocol": cut.protocol} if cut and mixed else {}),
-            "per_model": result.per_model,
-            "states": {"retain": asdict(retain), "models": {name: asdict(state) for name, state in states.items()}},
-            "other_rules": {name: _result_json(other) for name, other in results.items()},
+            "filtered_by": None if cut is None else filtered_by,
+            "threshold_m": threshold,
         }
-        kept[metric], left_out[metric] = result.kept, result.left_out
+        if measured:
+            entry["threshold_protocol"] = measured
+        entry["per_model"] = result.per_model
+        entry["states"] = {
+            "retain": asdict(retain),
+            "models": {name: asdict(state) for name, state in states.items()},
+        }
+        entry["other_rules"] = {name: _result_json(other) for name, other in results.items()}
+        entries[metric], kept[metric], left_out[metric] = entry, result.kept, result.left_out
     return JudgedAttacks(entries, kept, left_out, skipped)
+
+
+def _state_of(model: str, ms: Mapping[str, float | None]) -> ModelState:
+    return ModelState(*(ms.get(f"{model} ({state})") for state in STATES))
+
+
+def _other_protocol(metric: str, cut: Cut, protocol: str, accept_mixture: bool) -> str:
+    """The threshold's protocol where it is not the models'; empty where it is. A threshold from one protocol says
+    little about numbers of another, so that is refused unless the user accepts it."""
+    if cut.protocol in ("", protocol):
+        return ""
+    if not accept_mixture:
+        raise UserError(
+            f"The threshold of {metric} was measured as '{cut.protocol}', the models here as '{protocol}'; measure "
+            "both in the same way, give thresholds of these, or accept the mixture with --accept-mixture."
+        )
+    return cut.protocol
 
 
 def _result_json(result: Robustness) -> dict[str, Any]:

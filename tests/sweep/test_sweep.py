@@ -23,7 +23,6 @@ from vestige.cli import main
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
 from vestige.models.locate import hub_error
-from vestige.store.directories import seal
 from vestige.sweep import schedule, tasks, workers
 from vestige.sweep.plan import read_plan
 from vestige.sweep.schedule import LOST_LIMIT, Board, Cleaner, Prefetcher, Schedule, TaskState, hub_cache, hub_users
@@ -45,39 +44,6 @@ Sweep = Callable[..., tuple[int, list[str]]]
 
 
 # What runs, and what does not run again
-
-
-def test_done_means_the_same_content(tmp_path: Path, sweep: Sweep) -> None:
-    data, model = tmp_path / "data", tmp_path / "model"
-    data.mkdir()
-    shutil.copy(LAB / "data" / "forget.jsonl", data)
-    shutil.copytree(LAB / "models" / "full", model)
-    suites: dict[str, Any] = {"tofu": {"data": str(data), "metrics": [METRIC], "limit": 2}}
-    write_plan(tmp_path, models={"m": str(model)}, suites=suites, retain=None)
-    assert sweep() == (0, ["tofu/m"])
-    assert sweep() == (0, [])
-    rows = (data / "forget.jsonl").read_text().splitlines()
-    (data / "forget.jsonl").write_text("\n".join(rows[2:]) + "\n")  # other rows
-    assert sweep() == (0, ["tofu/m"])
-    shutil.copy(LAB / "models" / "retain" / "model.safetensors", model)  # other weights under the same path
-    assert sweep() == (0, ["tofu/m"])
-    suites["tofu"]["limit"] = 3  # another configuration
-    write_plan(tmp_path, models={"m": str(model)}, suites=suites, retain=None)
-    assert sweep() == (0, ["tofu/m"])
-    assert sweep() == (0, [])
-    (tmp_path / "sweep" / "runs" / "tofu" / "m" / "TOFU_SUMMARY.json").unlink()
-    assert sweep() == (0, ["tofu/m"])
-
-
-def test_other_retain_results_are_compared_with_again(tmp_path: Path, sweep: Sweep) -> None:
-    write_plan(tmp_path)
-    assert sweep()[0] == 0
-    file = tmp_path / "sweep" / "runs" / "tofu" / "retain" / "TOFU_EVAL.json"
-    file.write_text(file.read_text() + " ")
-    assert sweep() == (0, ["tofu/retain"])  # it does not fit its checksum: made again, and so as before
-    file.write_text(file.read_text() + " ")
-    seal(file.parent, "eval")
-    assert sweep() == (0, ["tofu/full"])
 
 
 HARNESS_TASK = """

@@ -468,6 +468,7 @@ def from_results(data: Mapping[str, Any], where: str, floor: float = FLOOR) -> M
 
 
 def _by_epoch(data: Mapping[str, Any], key: str, where: str) -> dict[str, Value]:
+    """The full model's utility by epoch; a file without one leaves every utility_rel without a value."""
     values = data.get(key) or {}
     if not isinstance(values, Mapping):
         raise UserError(f"{where}: {key} must hold a number for each epoch, it is {values!r}.")

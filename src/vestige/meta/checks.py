@@ -221,6 +221,7 @@ def _check_keys(looked: list[Path], out: Checked) -> None:
 
 
 def _check(place: Path, seal: Seal | None, again: bool = True) -> Iterator[Finding]:
+    """The checklist as findings, which `vestige verify` prints for runs of every kind."""
     checked = check_meta(place, again)
     yield Finding(checked.numbers)
     yield from (Finding(words=words) for words in checked.findings)

@@ -98,6 +98,11 @@ def read_thresholds(path: Path) -> dict[str, Cut]:
 
 
 def _threshold_on_m(name: str, entry: Mapping[str, Any], path: Path) -> float:
+    """A threshold in one of the forms in circulation, turned so that high means "knows".
+
+    Ours has `threshold_m`. Published ones have a value of the metric with the side that is kept, a value that is
+    already turned (`threshold_space: 1-uds`), or a plain number, whose direction is that of the metric's name.
+    """
     m, value = number(entry.get("threshold_m")), number(entry.get("threshold"))
     if m is not None:
         return m
@@ -168,6 +173,7 @@ def metric_names(body: Mapping[str, Any]) -> list[str]:
 
 
 def _label(name: str) -> dict[str, Any]:
+    """A metric as the published file lists it: its name in print, its family, and what it needs (O, R, I)."""
     known = KNOWN.get(name)
     if known is None:
         return {"key": name, "label": name, "category": "own", "tags": []}
@@ -180,6 +186,7 @@ def read_meta_eval(path: Path) -> dict[str, Any]:
 
 
 def checked_meta_eval(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The same data, if each metric has the numbers that a table, a page or a plot is made of."""
     for part, keys in (("faithfulness", ("auc_roc",)), ("robustness", ("relearning", "quantization", "agg"))):
         section = data.get(part)
         if not isinstance(section, Mapping):

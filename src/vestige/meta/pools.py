@@ -142,6 +142,7 @@ def read_run(path: Path) -> dict[str, Number]:
 
 
 def _result_numbers(data: Mapping[str, Any], manifest: Mapping[str, Any], path: Path) -> dict[str, Number]:
+    """Every number of a result file (*_EVAL.json, *_SUMMARY.json), with the settings that its manifest records."""
     settings = (manifest.get("config") or {}).get("metrics") or {}
     out: dict[str, Number] = {}
     for name, body in data.items():
@@ -181,6 +182,7 @@ def _depth_numbers(data: Mapping[str, Any], path: Path) -> dict[str, Number]:
 
 
 def depth_protocol(settings: Mapping[str, Any]) -> str:
+    """How a depth score was measured: two that differ in one of these settings are not one kind of number."""
     stated = [f"{k.replace('_', ' ')} {settings[k]}" for k in _DEPTH_SETTINGS if settings.get(k) is not None]
     return ", ".join([ENTITY, *stated])
 
@@ -422,6 +424,7 @@ class PoolFile:
         return ModelNumbers(name, numbers, sources)
 
     def _read_slot(self, entry: Any, name: str) -> Slot:
+        """The numbers at one place of the file: a path, several paths that are one model, or plain numbers."""
         if isinstance(entry, str):
             path = self._find(entry)
             files = result_files(path)
@@ -460,6 +463,7 @@ class PoolFile:
         raise UserError(f"{self.path} names '{name[:80]}', which does not exist; give a run or a result file.")
 
     def _matches(self, pattern: str) -> list[Path]:
+        """The runs that a pattern stands for, relative to the file, or else to the current directory."""
         whole = Path(pattern)
         starts = [Path(whole.anchor)] if whole.is_absolute() else [self.path.parent, Path()]
         for start in starts:
@@ -538,6 +542,7 @@ def compared_with_retain(attacks: Attacks) -> Attacks:
 
 
 def _read_attacked(file: PoolFile, entry: Any, name: str) -> AttackedModel:
+    """One model of an attacks file: a run, or numbers, for each of its states."""
     if not isinstance(entry, Mapping) or "before" not in entry:
         raise UserError(f"{file.path}: {name or entry} needs `before`, and `relearning` or `quantization` (runs).")
     before = entry["before"]

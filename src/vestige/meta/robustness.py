@@ -176,6 +176,7 @@ def robustness(
 
 
 def _of_model(model: ModelState, retain: ModelState, rule: Rule) -> dict[str, float | None]:
+    """R and Q of one model; None where one of the states they compare was not measured."""
     r = q = None
     if model.before is not None and model.quantization is not None:
         q = rule.quantization(model.before, model.quantization)
@@ -322,6 +323,7 @@ def _other_protocol(metric: str, cut: Cut, protocol: str, accept_mixture: bool) 
 
 
 def _result_json(result: Robustness) -> dict[str, Any]:
+    """The numbers of one rule, as meta_eval.json has them."""
     out: dict[str, Any] = {part: getattr(result, part) for part in (*PARTS, "agg")}
     out["intervals"] = dict(result.intervals)
     if result.reasons:

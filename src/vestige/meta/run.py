@@ -97,6 +97,7 @@ class Answer:
     notes: Sequence[str]
 
     def page(self, written: Sequence[Path] = ()) -> str:
+        """What a terminal shows: the table between its headline and its notes."""
         lines = [self.head, "", self.table, "", *(f"note: {note}" for note in self.notes)]
         if written:
             lines.append(f"files: {', '.join(map(str, written))}")
@@ -210,6 +211,7 @@ def _shared_notes(body: Mapping[str, Any], skipped: Mapping[str, str]) -> list[s
 
 
 def _faithfulness(ask: MetaAsk) -> Answer:
+    """Two pools of models: how well each metric tells them apart, and the threshold that does it best."""
     pools = read_pools(ask.file)
     judged = judge_pools(pools, ask.metrics, ask.resamples)
     sources: dict[str, Any] = {"pools": named(ask.file)}
@@ -259,6 +261,7 @@ def _faithfulness(ask: MetaAsk) -> Answer:
 
 
 def _robustness(ask: MetaAsk) -> Answer:
+    """Models before and after attacks: how far each metric still says the same of them."""
     attacks = attacks_from(ask.file)
     named_files = [ask.file] if ask.file.is_file() else attacks.read
     sources: dict[str, Any] = {"attacks": ", ".join(map(named, named_files))}
@@ -320,6 +323,7 @@ def _utility(
 
 
 def _robust_table(judged: JudgedAttacks, overall: Mapping[str, float | None]) -> str:
+    """One line per metric; the other rule is shown next to the chosen one, because published numbers use both."""
     rows = []
     other_name = ""
     for name, entry in judged.entries.items():
@@ -343,6 +347,7 @@ def _robust_table(judged: JudgedAttacks, overall: Mapping[str, float | None]) ->
 
 
 def _filter_notes(judged: JudgedAttacks, utility: Mapping[str, float | None] | None) -> list[str]:
+    """What the filters did, or could not do, to the set of models that R and Q are read from."""
     notes = []
     if utility is None:
         notes.append("no utility_rel was given: useless models are not left out")
@@ -364,6 +369,7 @@ def _filter_notes(judged: JudgedAttacks, utility: Mapping[str, float | None] | N
 
 
 def _axes(ask: MetaAsk) -> Answer:
+    """Models to rank: from a result tree, from a method_results.json, or from runs that a YAML file names."""
     if ask.file.is_dir():
         methods = methods_of(read_tree(ask.file), ask.floor, ask.baseline)
     elif ask.file.suffix == ".json":
@@ -386,6 +392,7 @@ def _axes(ask: MetaAsk) -> Answer:
 
 
 def _axes_notes(methods: Methods, floor: float) -> list[str]:
+    """What a reader must know before comparing the numbers with published ones."""
     kinds = sorted(set(methods.protocols.values()))
     joins = " (Privacy joins both kinds)" if len(kinds) > 1 else ""
     notes = [
@@ -399,6 +406,7 @@ def _axes_notes(methods: Methods, floor: float) -> list[str]:
 
 
 def _axes_table(rows: Sequence[MethodRow]) -> str:
+    """One line per model, with the parts that were raised to the floor, or why an axis is missing."""
     cells = []
     for row in rows:
         axes = row.published
@@ -445,6 +453,7 @@ def import_tree(
 
 
 def _verdict(ask: MetaAsk) -> Answer:
+    """Models of known truth: which word the verdict finds for each."""
     models = read_bench(ask.file)
     body = bench_json(models)
     head = f"verdict: {body['tuning']['models']} models of known truth"

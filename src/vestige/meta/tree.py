@@ -72,6 +72,7 @@ def summary_numbers(summary: Path, folder: str) -> dict[str, Number]:
 
 
 def _section(data: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
+    """A part of a summary; scripts that were interrupted leave it out, or null."""
     section = data.get(key) or {}
     if not isinstance(section, Mapping):
         raise UserError(f"{path}: `{key}` is not a mapping, as the project's scripts write it; copy the file again.")

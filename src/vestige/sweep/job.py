@@ -69,6 +69,7 @@ def read_settings(words: Sequence[str] = (), file: Path | None = None, name: str
 
 
 def _lay_over(below: dict[str, Any], above: Mapping[str, Any], where: str) -> None:
+    """Settings over others, in place. A name that ours do not have is a mistake, not a new setting."""
     for key, value in above.items():
         name = f"{where}{key}"
         if key not in below and where.rstrip(".") not in FREE:
@@ -84,6 +85,7 @@ def _lay_over(below: dict[str, Any], above: Mapping[str, Any], where: str) -> No
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, if a cluster would take their names and counts."""
     if not NAME.fullmatch(str(settings["name"])):
         raise UserError(f"The job name '{settings['name']}' must be at most 40 of a-z, 0-9 and '-', as in npo-tofu.")
     for key, least in COUNTS.items():
@@ -113,6 +115,7 @@ def render(
 
 
 def _check_server(settings: JobSettings, command: Sequence[str], kind: str, takes_server: bool) -> None:
+    """Refuses a server next to a command that could not use it."""
     said = settings["server"]
     if kind == "rayjob":
         raise UserError(
@@ -147,6 +150,7 @@ def _metadata(settings: JobSettings) -> dict[str, Any]:
 
 
 def _job(settings: JobSettings, command: Sequence[str]) -> dict[str, Any]:
+    """One pod that runs the command once; with a server, the pod has it as a sidecar."""
     beside = settings["server"]["model"] is not None
     own = {**settings, "gpu": {**settings["gpu"], "count": 0}} if beside else settings  # its server has them
     # A sweep's plan names its servers, and which of its models run without one.
@@ -222,6 +226,7 @@ def _ray_pod(settings: JobSettings, name: str) -> dict[str, Any]:
 
 
 def _pod(settings: JobSettings, container: Mapping[str, Any]) -> dict[str, Any]:
+    """The container with its volumes, on a node that has the GPU asked for."""
     claims = {name: settings[name]["claim"] for name in ("saves", "cache") if settings[name]["claim"]}
     volumes = [{"name": n, "persistentVolumeClaim": {"claimName": str(c)}} for n, c in claims.items()]
     return {"containers": [dict(container)], "volumes": volumes, **_affinity(settings)}
@@ -240,6 +245,7 @@ def _affinity(settings: JobSettings) -> dict[str, Any]:
 
 
 def _container(settings: JobSettings, name: str) -> dict[str, Any]:
+    """The image with the resources, the volumes and the environment that the settings ask for."""
     gpu = settings["gpu"]
     wants = {"cpu": str(settings["cpu"]), "memory": str(settings["memory"])}
     wants |= {str(gpu["resource"]): str(gpu["count"])} if gpu["count"] else {}

@@ -275,6 +275,7 @@ def _with_retain(models: tuple[PlanModel, ...], name: str | None) -> tuple[tuple
 
 
 def _read_suites(entries: Any) -> dict[str, Mapping[str, Any]]:
+    """A list of names, or a mapping of names to flags; `suite:` in the flags says which one a name stands for."""
     suites: dict[str, Mapping[str, Any]] = {}
     for name, body in (entries if isinstance(entries, dict) else dict.fromkeys(entries)).items():
         if body is not None and not isinstance(body, dict):
@@ -295,6 +296,7 @@ def _read_suites(entries: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _check_flags(flags: Mapping[str, Any], known: set[str], where: str) -> None:
+    """A misspelt flag is found here, not by the first task that runs."""
     for key in flags:
         if key not in known:
             raise unknown_name("setting", str(key), known, f"({where} in the plan)")
@@ -347,6 +349,7 @@ def read_attacks(entries: Any) -> tuple[PlannedAttack, ...]:
 
 
 def _read_attack(name: str, body: Any) -> PlannedAttack:
+    """One attack with its settings checked; `attack:` in them says which one a name of the user's stands for."""
     if body is not None and not isinstance(body, dict):
         raise UserError(f"The attack '{name}' of the plan has settings {body!r}; write {{{name}: {{KEY: VALUE}}}}.")
     settings = dict(body or {})

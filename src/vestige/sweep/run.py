@@ -338,6 +338,7 @@ def _remove_notes(plan: SweepPlan, tasks: list[Task], everything: bool) -> None:
 
 
 def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
+    """What a report takes from sweep.json: the attacks of its plan, and the tasks that did not succeed."""
     file = path / "sweep.json"
     data = read(file, dict) if file.is_file() else None
     if data is None or "plan" not in data:

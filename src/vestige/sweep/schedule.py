@@ -72,6 +72,7 @@ class Schedule:
         return self.states
 
     def _start_if_possible(self, task: Task) -> None:
+        """Starts a task whose needs are done and for which there is room, unless its results are there already."""
         state = self.states[task.id]
         if state.status != "waiting" or state.not_before > time.monotonic():
             return
@@ -99,6 +100,7 @@ class Schedule:
         return is_done(task) or (bool(users) and all(map(is_done, users)))
 
     def _finish(self, task: Task, finished: Finished) -> None:
+        """Records how an attempt ended, and whether there is to be another."""
         state = self.states[task.id]
         state.seconds += finished.seconds
         if finished.status == "done":

@@ -424,6 +424,7 @@ def named_content(config: Any, known: Iterable[str]) -> list[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
+    """All text in a configuration, however deep."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -474,6 +475,7 @@ def perform(task: Task) -> Finished:
 
 
 def _perform(task: Task) -> None:
+    """The work itself. A note next to the results is written last, so half of a result never counts as done."""
     import torch
 
     from vestige.integrations.plugins import load_plugins
@@ -496,6 +498,7 @@ def _perform(task: Task) -> None:
 
 
 def _evaluate(task: Task) -> None:
+    """One evaluation; one without a single number is a failure, with the reasons of its metrics."""
     from vestige.engine.evaluate import evaluate_config
 
     outcome = evaluate_config(evaluation(task.ask))
@@ -505,6 +508,7 @@ def _evaluate(task: Task) -> None:
 
 
 def _measure_depth(task: Task) -> None:
+    """One depth run; one without a score is a failure."""
     from vestige.depth.run import depth_run, report
 
     results = depth_run(depth_settings(task.ask))
@@ -531,6 +535,7 @@ def _write_note(task: Task, key: str) -> None:
 
 
 def _make_attacked(task: Task) -> None:
+    """The attacked copy, moved into place when it is whole."""
     out = Path(task.out)
     with writing(out):
         remove(out / NOTE, *ours_below(task.checkpoint))
@@ -541,6 +546,7 @@ def _make_attacked(task: Task) -> None:
 
 
 def _attack(task: Task, target: Path) -> None:
+    """The attack's own function, with its settings and (if it teaches) the rows to teach."""
     said = {k: v for k, v in task.how.items() if k not in ("attack", "teaching")}
     record = attack_named(task.how["attack"])
     taught = {k: said.pop(k) for k in LESSON if k in said} if record.teaches else {}

@@ -96,9 +96,9 @@ class Worker:
         """Waits until the task ended, or the process."""
         process, started = self.process, time.monotonic()
         assert process is not None and process.stdin is not None and process.stdout is not None
-        answer = ""
+        line, answer = json.dumps(asdict(task)) + "\n", ""
         try:
-            process.stdin.write(json.dumps(asdict(task)) + "\n")
+            process.stdin.write(line)
             process.stdin.flush()
             answer = process.stdout.readline()
         except (BrokenPipeError, ValueError):
@@ -106,7 +106,9 @@ class Worker:
         if answer.endswith("\n"):
             return Finished(**json.loads(answer))
         code = process.wait()
-        process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(BrokenPipeError):  # what was not sent any more
+                pipe.close()
         self.process = None
         return Finished(task.id, "failed", f"the worker process {ending(code)}", round(time.monotonic() - started, 3))
 
@@ -123,6 +125,7 @@ class Worker:
             )
 
     def stop(self) -> None:
+        """Ends the process: a worker whose pipe is closed ends by itself, even in the middle of a task."""
         process = self.process
         if process is None:
             return
@@ -252,6 +255,7 @@ class RayPool:
         return [self._outcome(ref) for ref in ready]
 
     def _outcome(self, ref: Any) -> Finished:
+        """How a task ended. A node that died is not the task's fault: the schedule gives it to another."""
         task, began = self.running.pop(ref)
         errors = self.ray.exceptions
         try:

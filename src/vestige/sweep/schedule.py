@@ -6,20 +6,21 @@ cleaner and the prefetcher look at the states of all tasks after every change.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from tqdm import tqdm
+
 from vestige.errors import UserError, is_ours, named
 from vestige.models.args import ModelArgs
 from vestige.secrets import hide
-from vestige.show.tables import table
 from vestige.sweep.tasks import Finished, Task, check_space, is_done
 from vestige.sweep.workers import Executor
 from vestige.writing import append_to, remove_all
@@ -130,20 +131,29 @@ MARKS = {"waiting": "again", "running": "start", "done": "done", "failed": "FAIL
 
 
 class Board:
-    """A table that is drawn again on a terminal, plain lines anywhere else. Every line also goes to a file: when the
-    terminal hangs up, the file continues."""
+    """A line for each change, and on a terminal a bar below them with what runs. Every line also goes to a file: when
+    the terminal hangs up, the file continues."""
 
     def __init__(self, tasks: Sequence[Task], log: Path, stream: TextIO | None = None) -> None:
         self.states = {task.id: TaskState() for task in tasks}
         self.stream = stream or sys.stdout
-        self.drawn = 0  # lines of the table now on the screen
         self.log = append_to(log)
+        watched = self.stream.isatty()
+        self.bar = tqdm(
+            total=len(tasks),
+            file=self.stream,
+            disable=not watched,
+            leave=False,
+            dynamic_ncols=True,
+            bar_format="{desc}",
+        )
 
     def __enter__(self) -> Board:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._erase()
+        with suppress(OSError, ValueError):
+            self.bar.close()
         self.log.close()
 
     def change(self, task: Task, state: TaskState) -> None:
@@ -162,37 +172,19 @@ class Board:
     def say(self, words: str) -> None:
         words = hide(words)
         self.log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {words}\n")
-        self._erase()
-        self._show(words + "\n")
+        with suppress(OSError, ValueError):  # the terminal is gone; the log has it all
+            tqdm.write(words, file=self.stream)
+            self.stream.flush()
         self.tick()
 
     def tick(self) -> None:
-        """Draws the table of what runs, and how many wait, on a terminal."""
-        if self.stream.closed or not self.stream.isatty():
-            return
-        self._erase()
-        rows = []
+        """Draws how far it is, and what runs for how long."""
+        parts = [progress_line(self.states)]
         for id, state in self.states.items():
             if state.status == "running":
-                rows.append([id, state.status, f"{time.monotonic() - state.began:.0f} s"])
-        lines = table(rows, ["task", "status", "for"]).splitlines() if rows else []
-        lines.append(progress_line(self.states))
-        size = shutil.get_terminal_size()
-        lines = [line[: size.columns - 1] for line in lines[-(size.lines - 2) :]]  # a wrapped line would count as two
-        self._show("\n".join(lines) + "\n")
-        self.drawn = len(lines)
-
-    def _erase(self) -> None:
-        if self.drawn:
-            self._show(f"\x1b[{self.drawn}A\x1b[J")
-            self.drawn = 0
-
-    def _show(self, text: str) -> None:
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except (OSError, ValueError):
-            pass  # the terminal is gone; the log has it all
+                parts.append(f"{id} {time.monotonic() - state.began:.0f} s")
+        with suppress(OSError, ValueError):
+            self.bar.set_description_str("; ".join(parts))
 
 
 def progress_line(states: Mapping[str, TaskState]) -> str:

@@ -37,6 +37,7 @@ from vestige.metrics.cards import schema_protocol
 from vestige.numeric import total
 from vestige.schema import number
 
+# The published guard of harmonic means; also of the division by the full model's utility.
 EPS = 1e-12
 FLOOR = 0.05
 
@@ -161,6 +162,7 @@ def axes(
     known: dict[str, Value] = {}  # parts, and the axes above in the table
     for part in PARTS:
         value = parts.get(part)
+        # Parts only: an axis made of raised parts is above the floor already.
         if floor is not None and value is not None and value < floor:
             floored.append(part)
             value = floor
@@ -176,6 +178,7 @@ def axes(
             reason = full_reason
             if full_utility is not None:
                 result = relative_utility(values[0], full_utility)
+        # A part of 0 gives next to nothing here, and no value at all in a plain mean: both as published.
         elif axis.way == "guarded":
             result = guarded_mean(values)
         else:
@@ -341,6 +344,7 @@ def from_models(
     rows = []
     for model in models:
         parts = parts_of(model)
+        # Utility is a share of the full model's that was trained for as many epochs.
         theirs = full_axes.get(str(model.facts.get("epoch", "")), full_axes.get(""))
         why = "no full model is named"
         if theirs is not None:
@@ -362,6 +366,7 @@ def _protocols(models: Sequence[ModelNumbers]) -> dict[str, str]:
     for i, model in enumerate(models):
         for part, measured in numbers_of_parts(model).items():
             numbers = by_part.setdefault(part, {})
+            # Models of several epochs may share a name.
             numbers[model.name if model.name not in numbers else f"{model.name} ({i})"] = measured
     protocols = {part: same_protocol(by_part[part], SOURCES[part]) for part in SOURCES if part in by_part}
     for axis, parts in (("Mem", MEM), ("MIA", MIA), ("Utility", (*UTILITY, "fluency"))):
@@ -384,6 +389,7 @@ def read_methods(path: Path, floor: float = FLOOR) -> Methods:
     retain = file.retain_model()
     models = []
     for model in file.models("models"):
+        # Only a name in the published form (it ends in its epoch) is taken to say anything of the model.
         in_name = facts_of(model.name)
         models.append(replace(model, facts={**(in_name if "epoch" in in_name else {}), **model.facts}))
     entry = file.body.get("full")
@@ -452,6 +458,7 @@ def from_results(data: Mapping[str, Any], where: str, floor: float = FLOOR) -> M
     rows, notes = [], []
     for r, parts in zip(stored, all_parts, strict=True):
         name = str(r["model"])
+        # Whatever else a row has (alpha, lr, logit_lens, ...) goes through unchanged.
         facts = {key: value for key, value in r.items() if key not in (*PARTS, *AXES, "model", *_OURS)}
         full_utility = utility.get(str(r.get("epoch", "")), utility.get(""))
         row = MethodRow(
@@ -459,6 +466,7 @@ def from_results(data: Mapping[str, Any], where: str, floor: float = FLOOR) -> M
         )
         rows.append(row)
         for axis, value in row.published.values().items():
+            # Axes are computed again from the parts; a file whose axes do not follow from them is said to be so.
             old = as_number(r.get(axis), f"{axis} of {name} in {where}")
             if old is not None and value is not None and abs(old - value) > 1e-9:
                 notes.append(f"{axis} of {name} is {old:.6g} in the file, {value:.6g} from its parts")

@@ -118,6 +118,7 @@ def _check_numbers(file: Path, what: str, body: Mapping[str, Any], question: Sto
     except UserError as error:
         out.findings.append(f"{what} in {file} cannot be made again: {error}")
         return
+    # Other models make other numbers: that is one finding, not one for each number.
     alike = True
     for part, now in answer.models.items():
         stored = [str(row["model"]) for row in body["models"]] if what == "axes" else question.models.get(part, [])
@@ -140,6 +141,7 @@ def _check_numbers(file: Path, what: str, body: Mapping[str, Any], question: Sto
         except UserError as error:
             out.findings.append(f"{error} Run the same `vestige meta` again.")
             continue
+        # Through JSON and back, so that tuples and lists, or 1 and 1.0, are no difference.
         finding = compared(written, _numbers(json.loads(json.dumps(expected))), found, f"{AGAIN[what]}.")
         count += finding.compared
         if finding.words:
@@ -189,6 +191,7 @@ def _check_meta_eval_labels(file: Path, body: Mapping[str, Any], out: Checked) -
             means.append((f"overall of {name}", value, expected))
     for what, stored, expected in means:
         value = number(stored)
+        # None on both sides is alike; None on one side is not.
         alike = value is expected
         if value is not None and expected is not None:
             alike = abs(value - expected) <= (EXACT if ours else PRINTED)
@@ -204,6 +207,7 @@ def _check_keys(looked: list[Path], out: Checked) -> None:
         try:
             ages = files.key_ages(read_json(file))
         except (OSError, ValueError):
+            # A file that is gone or damaged.
             continue  # reported with the sources
         if len(ages) == 2:
             out.findings.append(f"{file} uses former and present keys together (udr, uds); write it with one of them.")

@@ -72,12 +72,14 @@ def faithfulness(
     if len(cuts):
         statistics["cut"] = lambda counts: best_cuts(cuts, p, n, counts(high), counts(low))
     intervals: dict[str, Interval] = {}
+    # With one model on a side there is nothing to resample: an interval would claim certainty.
     fewest = min(len(p), len(n))
     if resamples and fewest > 1:
         draws = bootstrap.Resampler([high, low], resamples, seed).draws(statistics)
         intervals = {name: bootstrap.interval(drawn, fewest) for name, drawn in draws.items()}
     auc = vectors.auc(n, p)
     notes = []
+    # Not turned round: which end means "knows" is part of a metric's definition.
     if auc < 0.5:
         notes.append(f"AUC below 0.5 ({auc:.3f}): the metric points the wrong way on these pools")
     if not len(cuts):
@@ -88,12 +90,14 @@ def faithfulness(
 
 def candidates(p: Array, n: Array) -> Array:
     """The cuts that can be told apart: midway between neighbouring distinct values."""
+    # Between two neighbours every cut sorts alike; the midpoint is the published choice.
     both = np.unique(np.concatenate([p, n]))
     return np.asarray((both[1:] + both[:-1]) / 2)
 
 
 def best_cuts(cuts: Array, p: Array, n: Array, times_p: Array, times_n: Array) -> Array:
     """For each resampling the cut that sorts most models rightly; the lowest of equals."""
+    # Right are models of P above the cut and models of N at or below it, counted with the resampling's weights.
     above = times_p.sum(axis=-1, keepdims=True) - vectors.counts_up_to(p, times_p, cuts)
     right = above + vectors.counts_up_to(n, times_n, cuts)
     return np.asarray(cuts[np.argmax(right, axis=-1)])
@@ -111,6 +115,7 @@ def threshold(p: Sequence[float] | Array, n: Sequence[float] | Array, interval: 
         return None
     m = float(best_cuts(cuts, high, low, np.ones((1, len(high))), np.ones((1, len(low))))[0])
     accuracy = float(((high > m).sum() + (low <= m).sum()) / (len(high) + len(low)))
+    # A cut that is no better than a guess is kept, with a note: published tables have a threshold for every metric.
     guess = max(len(high), len(low)) / (len(high) + len(low))
     note = "" if accuracy > guess else "no better than calling every model by the larger pool's name"
     return Threshold(m, accuracy, interval, note)

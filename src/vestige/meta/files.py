@@ -50,6 +50,7 @@ def with_new_keys(data: Any) -> Any:
         return data
     out = {}
     for key, value in data.items():
+        # A file that has both names has one value under both: the former one is an alias.
         if RENAMED.get(key) not in data:
             out[RENAMED.get(key, key)] = with_new_keys(value)
     return out
@@ -69,6 +70,7 @@ def key_ages(data: Any) -> set[str]:
             ages |= key_ages(value)
     if isinstance(data, Mapping):
         for key, value in data.items():
+            # One value under both names.
             if key in RENAMED and RENAMED[key] in data and data[RENAMED[key]] == value:
                 continue
             if key in RENAMED:
@@ -85,6 +87,7 @@ def key_ages(data: Any) -> set[str]:
 def read_thresholds(path: Path) -> dict[str, Cut]:
     """Thresholds on m, from our file, from {metric: number}, or from the criteria of a usable_models.json."""
     bodies: Any = read_file(path)
+    # In a usable_models.json the thresholds are among the criteria.
     criteria = bodies
     for key in ("criteria", "metric_threshold_filter", "thresholds"):
         criteria = criteria.get(key) if isinstance(criteria, Mapping) else None
@@ -148,6 +151,7 @@ def meta_eval_json(
             continue
         ranks[name] = overall(faithful[name].get("auc_roc"), robust[name].get("agg"))
         a, b = faithful[name].get("protocol"), robust[name].get("protocol")
+        # AUC and R, Q of different protocols are facts about two different metrics; their mean is about neither.
         if a and b and a != b:
             if not accept_mixture:
                 ranks[name] = None
@@ -168,6 +172,7 @@ def meta_eval_json(
 
 def metric_names(body: Mapping[str, Any]) -> list[str]:
     """The metrics that a meta_eval.json judges, those of the published table first."""
+    # The published order, so that tables of several files can be laid side by side.
     judged = {*body["faithfulness"], *body["robustness"]}
     return [*(name for name in KNOWN if name in judged), *sorted(judged - set(KNOWN))]
 

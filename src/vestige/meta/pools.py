@@ -22,8 +22,11 @@ from vestige.metrics.cards import ENTITY, KNOWN, Direction, direction_of, schema
 from vestige.schema import check_form
 from vestige.store.comparable import UNSTATED, Number, mixture, number_of
 
-ELSEWHERE = ("retain_", "ra_", "wf_")  # metrics of rows that are not to be forgotten
+# Metrics of rows that are not to be forgotten: they measure what is left of a model, not what it still knows. They
+# are judged only where the pool file says which end of them means "knows".
+ELSEWHERE = ("retain_", "ra_", "wf_")
 IN_FILE = "numbers in "  # how the source of plain numbers begins
+# The words in use for the two attacks: open-unlearning's, the project's keys (quant, relearn), both spellings.
 ATTACKS = {
     "relearn": "relearning",
     "relearning": "relearning",
@@ -33,6 +36,7 @@ ATTACKS = {
     "quantization": "quantization",
 }
 STATES = ("before", "relearning", "quantization")
+# An entry with one of these keys is a model with facts (epoch, method, ...); one without is a mapping of metrics.
 _SLOTS = ("run", "values")
 
 
@@ -130,6 +134,7 @@ def result_files(path: Path) -> list[Path]:
 
 def read_run(path: Path) -> dict[str, Number]:
     """The numbers of one run directory or one result file."""
+    # A run may have several result files: an evaluation and a depth run in one directory are one model's numbers.
     numbers = []
     for file in result_files(path):
         data = read_file(file)
@@ -147,6 +152,7 @@ def _result_numbers(data: Mapping[str, Any], manifest: Mapping[str, Any], path: 
     out: dict[str, Number] = {}
     for name, body in data.items():
         value = body.get("agg_value") if isinstance(body, Mapping) else body
+        # A plain {metric: number} file is read like a *_SUMMARY.json of ours.
         if isinstance(value, (Mapping, list, str, bool)):
             continue  # a trajectory's curves, a note: not one number
         own = settings.get(name) or {}
@@ -176,6 +182,7 @@ def _depth_numbers(data: Mapping[str, Any], path: Path) -> dict[str, Number]:
     """The summary of a depth run: the score (avg_udr was its name) and any representation baselines."""
     protocol = depth_protocol(data)
     total = data.get("total_examples")
+    # A depth summary does not fingerprint its rows; their number is what two of them can be compared by.
     rows = frozenset() if total is None else frozenset({f"{total} examples"})
     values = {"uds": data.get("avg_uds", data.get("avg_udr")), **(data.get("baselines") or {})}
     return {short(k): Number(as_number(v, f"{k} in {path}"), protocol, rows) for k, v in values.items()}
@@ -202,6 +209,7 @@ def _definition(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     own = settings.get(name) or {}
     out: dict[str, Any] = {}
     for key, value in own.items():
+        # Where files lie and how rows are batched does not change a number.
         if isinstance(value, (str, int, float)) and not key.endswith("path") and key not in ("handler", "batch_size"):
             out[key] = value
     for data, body in (own.get("datasets") or {}).items():
@@ -231,6 +239,7 @@ def joined(parts: Iterable[Mapping[str, Number]], where: str) -> dict[str, Numbe
     out: dict[str, Number] = {}
     for part in parts:
         for name, number in part.items():
+            # The same number twice is common (a summary next to the results) and harmless.
             if name in out and out[name].value != number.value:
                 raise UserError(f"{where} gives {name} twice, with different values; name the file to use.")
             out.setdefault(name, number)
@@ -255,6 +264,7 @@ def with_similarities(model: ModelNumbers, retain: ModelNumbers | None) -> Model
     numbers = dict(model.numbers)
     for name, number in model.numbers.items():
         base = retain.numbers.get(name)
+        # A stated likeness is taken as it is: it may have been computed from more digits than the AUCs here have.
         if name.startswith("mia_") and base is not None and f"s_{name}" not in numbers:
             same_protocol({retain.name: base, model.name: number}, name)
             numbers[f"s_{name}"] = Number(similarity(number.value, base.value), number.protocol, number.rows)
@@ -268,6 +278,7 @@ def same_protocol(numbers: Mapping[str, Number], metric: str) -> str:
         raise UserError(
             f"{mixed}; evaluate both in the same way (numbers without a manifest: write `protocol:` in the pool file)."
         )
+    # Published numbers name no handler; their schema says what they are.
     defined = [(name, {"handler": n.handler, **n.definition}) for name, n in known.items() if n.handler]
     for name, theirs in defined[1:]:
         first, ours = defined[0]
@@ -290,6 +301,7 @@ def choose_metrics(
     measured = dict.fromkeys(name for m in models for name, n in m.numbers.items() if n.value is not None)
 
     def direction(name: str) -> Direction:
+        # The direction of a metric of one's own is known by its handler, which any one model may name.
         with_handler = [m.numbers[name] for m in models if name in m.numbers and m.numbers[name].handler]
         number = with_handler[0] if with_handler else Number(None)
         return direction_of(name, number.handler, str(number.definition.get("aggregator", "")), about.get(name))
@@ -319,6 +331,7 @@ def as_m(numbers: Mapping[str, Number], direction: Direction, metric: str) -> di
     """m of each model, high when it knows; a value that its range does not allow is a mistake in the range."""
     out: dict[str, float | None] = {}
     for name, number in numbers.items():
+        # 1e-9: sums of probabilities may pass 1 by rounding.
         if number.value is not None and direction.unit and not -1e-9 <= number.value <= 1 + 1e-9:
             raise UserError(
                 f"{metric} of {name} is {number.value:g}, outside 0..1; "
@@ -376,6 +389,7 @@ class PoolFile:
             raise UserError(f"{path} has no {', '.join(absent)}; it needs {', '.join(needed)}.")
         check_form(body, _Form, str(path), "correct it (see docs/meta.md)")
         self.path, self.body = path, body
+        # A table with two rows of one name could not be read; the second is refused.
         self.names: set[str] = set()
         self.files = [path]  # every file a number came from
         # What the file says of metrics: {name: {knows: low, range: any}}.
@@ -407,6 +421,7 @@ class PoolFile:
             if has_slots(entry):
                 facts = {str(k): v for k, v in entry.items() if k not in ("model", *_SLOTS)}
         numbers, sources = self._read_slot(entry, name or str(entry))
+        # A run without a name goes by its folder, or by its whole path where another run has that folder's name.
         paths = [s for s in sources if not s.startswith(IN_FILE)]
         if not name and paths:
             last = Path(paths[0]).name
@@ -487,6 +502,7 @@ def read_pools(path: Path) -> Pools:
     retain = file.retain_model()
     positive = tuple(with_similarities(m, retain) for m in file.models("positive"))
     negative = tuple(with_similarities(m, retain) for m in file.models("negative"))
+    # Two entries may have other names and still be one run.
     places = {s for m in positive for s in m.sources if not s.startswith(IN_FILE)}
     if both := sorted(places & {s for m in negative for s in m.sources}):
         raise UserError(f"{path}: {both[0]} stands in both pools; a model either knows or does not.")
@@ -511,6 +527,7 @@ def _read_pool_results(path: Path) -> Pools:
 def entry_error(body: Any) -> str:
     """What an entry says went wrong with its model (`{"uds": null, "error": ...}`); empty for one with values."""
     places = [body, body.get("metrics")] if isinstance(body, Mapping) else []
+    # The project's scripts write the error where the values would be, at either level.
     for place in places:
         if isinstance(place, Mapping) and place.get("error"):
             return str(place["error"])
@@ -549,6 +566,7 @@ def _read_attacked(file: PoolFile, entry: Any, name: str) -> AttackedModel:
     name = str(entry.get("model") or name or (Path(before).name if isinstance(before, str) else ""))
     if not name:
         raise UserError(f"{file.path}: an entry of models has no `model:` name.")
+    # A misspelt state would otherwise be a model without that attack.
     known = {"model", "before", "utility_rel", *ATTACKS}
     if strange := [k for k in entry if k not in known]:
         raise UserError(f"{file.path}: {name} has the unknown key {strange[0]}; known: {', '.join(sorted(known))}.")

@@ -157,6 +157,7 @@ def robustness(
     reasons = {}
     for part in PARTS:
         values[part] = {name: value for name, both in each.items() if (value := both[part]) is not None}
+        # A model without a value is left out of the mean; published files have such models.
         means[part] = mean(values[part].values()) if values[part] else None
         if values[part]:
             continue
@@ -189,6 +190,7 @@ def _intervals(values: Mapping[str, Mapping[str, float]], kept: list[str], resam
     """Kept models drawn again, R and Q of a model together."""
     samples = {}
     for part, by_model in values.items():
+        # The same draw of models for R and Q: a model that is easy to relearn may be easy to quantise, too.
         if len(by_model) > 1:
             places = tuple(str(kept.index(name)) for name in by_model)
             samples[part] = bootstrap.Sample("models", places, np.array(list(by_model.values()), float))
@@ -256,6 +258,7 @@ def judge_attacks(
     for metric, direction in chosen.items():
         # Numbers of all models in all states must be of one protocol: R and Q are differences.
         numbers: dict[str, Number] = {}
+        # (The retain model is the yardstick of R, so its numbers must be comparable as well.)
         for model in (attacks.retain, *attacks.models):
             for state in STATES:
                 number = model.number(state, metric)
@@ -280,6 +283,7 @@ def judge_attacks(
             measured = _other_protocol(filtered_by, cut, judged_protocol, accept_mixture)
 
         filters = Filters(utility, threshold, least_utility)
+        # All rules, because a table by one of them is easily read as one by the other.
         results = {name: robustness(states, retain, name, filters, judged, resamples) for name in RULES}
         result = results.pop(rule)
         entry = {

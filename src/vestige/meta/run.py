@@ -114,6 +114,7 @@ def meta(what: str, ask: MetaAsk) -> str:
         raise UserError(f"--resamples is {ask.resamples}; give 0 (no intervals) or more.")
     if ask.accept_mixture and what == "axes":
         raise UserError("--accept-mixture is for thresholds and overall verdicts; an axis is never made of a mixture.")
+    # A directory that holds nothing but a manifest would be in the way of the next command.
     if not ask.file.exists():  # before --out is made
         raise UserError(f"{ask.file} does not exist; write a YAML list of runs (see docs/meta.md).")
     with writing(ask.out):
@@ -137,6 +138,7 @@ def _finish(out: Path, question: str, asked: Mapping[str, Any]) -> None:
         config = read_ours(out / MANIFEST, dict[str, Any]).get("config")
         earlier = config.get("questions") if isinstance(config, Mapping) else None
         questions = dict(earlier) if isinstance(earlier, Mapping) else {}
+    # A seal covers all files of a directory, so it is written only where all are ours.
     own = set(contents(out)[0]) <= set(WRITTEN)
     if own:
         begin(out, "meta", WRITTEN)
@@ -293,6 +295,7 @@ def _robustness(ask: MetaAsk) -> Answer:
     notes += _filter_notes(judged, utility)
     if "utility_made_of" in sources:
         notes.append(sources["utility_made_of"])
+    # A threshold without a protocol is applied all the same: files of other people state none.
     used = dict.fromkeys(e["filtered_by"] for e in judged.entries.values() if e["threshold_m"] is not None)
     if silent := [name for name in used if not cuts[name].protocol]:
         notes.append(f"no protocol is stated for the thresholds of {', '.join(silent)}: taken to be the models'")
@@ -381,6 +384,7 @@ def _axes(ask: MetaAsk) -> Answer:
     body = method_results_json(methods, ask.floor, {"models": source})
     names = {"models": [row.name for row in methods.rows]}
     # Where the file replaces what it was made from, nothing is left to redo it from.
+    # `vestige meta axes out/method_results.json --out out` computes the axes again in place.
     replaced = ask.file.resolve() == (ask.out / files.METHOD_RESULTS).resolve()
     body["asked"] = {} if replaced else {"axes": stored_question(ask, names, methods.read)}
     ranked = sorted(methods.rows, key=lambda row: -(-1.0 if row.floored.overall is None else row.floored.overall))

@@ -118,6 +118,7 @@ def is_legacy(path: Path) -> bool:
 
 def legacy_note(root: Path) -> str:
     """One line that names the legacy folders of a tree and among its models, which are not read; empty without any."""
+    # The project moves superseded runs into such folders at every level.
     places = [root]
     for epoch in epochs_of(root):
         places += [epoch, *_axes_of(epoch)]
@@ -189,6 +190,7 @@ def methods_of(tree: ResultTree, floor: float = FLOOR, baseline: str | None = No
                 "--baseline EPOCH)"
             )
     # The full and the retain model are the ends of the depth score's scale, which are not measured in a tree.
+    # Only in a tree that has depth scores at all: otherwise two references would be the only models with one.
     measured = any("uds" in model.numbers for model in tree.models.values())
     models = []
     for model in tree.models.values():
@@ -210,6 +212,7 @@ def attack_files(path: Path) -> dict[str, Path]:
     """Attack -> results.json, below a tree's root, in its meta_eval/robustness, or for such a file itself."""
     if path.is_file():
         return {path.parent.name: path} if path.parent.name in MODES and path.name == RESULTS else {}
+    # The tree may be given by its top, by its runs/ folder, or by the folder of the results.
     for place in (path, path / "meta_eval" / "robustness", path / "runs" / "meta_eval" / "robustness"):
         if found := {mode: place / mode / RESULTS for mode in MODES if (place / mode / RESULTS).is_file()}:
             return found
@@ -280,6 +283,7 @@ def tree_meta(root: Path, methods: Methods, attacks: Attacks | None, resamples: 
     if (file := faithfulness_file(root)) is not None:
         pools = read_pools(file)
         judged = judge_pools(pools, None, resamples)
+        # The tree's own pools say where a model stops looking like one that knows.
         cuts = {n: Cut(entry["threshold_m"], entry["protocol"]) for n, entry in judged.thresholds.items()}
         body = meta_eval_json(judged)
         notes += [f"{name} is left out of the pools: {why}" for name, why in pools.left_out.items()]

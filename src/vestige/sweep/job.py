@@ -154,6 +154,7 @@ def _job(settings: JobSettings, command: Sequence[str]) -> dict[str, Any]:
     beside = settings["server"]["model"] is not None
     own = {**settings, "gpu": {**settings["gpu"], "count": 0}} if beside else settings  # its server has them
     # A sweep's plan names its servers, and which of its models run without one.
+    # The address is added to a command that names no server itself.
     named = any(word.partition("=")[0] == "--server" for word in command) or command[0] == "sweep"
     words = command if named or not beside else [command[0], "--server", _address(settings), *command[1:]]
     container = {**_container(own, "vestige"), "command": ["vestige"], "args": [literal(c) for c in words]}

@@ -38,6 +38,7 @@ DEPTH_SET_BY_SWEEP = ("unlearned", "out", "s1_cache", "progress", "quantization"
 DEPTH_FLAGS = {f.name for f in fields(DepthAsk)} - set(DEPTH_SET_BY_SWEEP)
 HERE = "none"  # `server` of a model that runs in the task's own process although the plan has servers
 RESERVED = ("attack", "s1")  # tasks of these names are not evaluations
+# Names of models, suites and attacks are names of directories, on every file system.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -174,6 +175,7 @@ def read_plan(
         raise UserError(f"The plan {path} cannot be read; give a YAML file with models and suites.") from None
     except ValueError as error:
         raise UserError(f"The plan {path} is not valid YAML ({error}); see docs/sweep.md for an example.") from None
+    # Tokens in the plan must not reach logs.
     note_tree(body)
     if not isinstance(body, dict) or not body.get("models") or not body.get("suites"):
         raise UserError(f"The plan {path} must name at least one model and one suite (models: and suites:).")
@@ -264,6 +266,7 @@ def _with_retain(models: tuple[PlanModel, ...], name: str | None) -> tuple[tuple
     names = [model.name for model in models]
     if name is None or name in names:
         return models, name
+    # A hub id has a slash; a word without one that is no path is a misspelt name.
     if not is_there(Path(name).expanduser()) and "/" not in name:
         raise unknown_name("retain model", name, names, "(in the plan)")
     if "retain" in names:
@@ -300,6 +303,7 @@ def _check_flags(flags: Mapping[str, Any], known: set[str], where: str) -> None:
     for key in flags:
         if key not in known:
             raise unknown_name("setting", str(key), known, f"({where} in the plan)")
+    # (Types of the flags of an evaluation.)
     if known is EVAL_FLAGS:  # make_ask checks those of a depth run
         check_form(flags, EvalAsk, f"What the plan says {where}", "correct it")
 
@@ -392,6 +396,7 @@ def _check_whole(plan: SweepPlan) -> SweepPlan:
     """Every suite composed once, before anything runs: a misspelt metric should not cost a night."""
     suites = dict(plan.suites)
     metric_suites = []
+    # Composing reads no model; it finds unknown metrics, datasets and settings.
     for name, flags in plan.suites.items():
         if plan.is_depth(name):
             suites[name] = _depth_suite(flags, plan, name)
@@ -440,6 +445,7 @@ def suite_ask(plan: SweepPlan, model: PlanModel, suite: str, attack: PlannedAtta
         ask |= attack.reading
     if suite in plan.retain_suites and model.name != plan.retain:
         ask["retain_logs"] = str(plan.run_directory(str(plan.retain), suite, None))
+    # The attacked retain model is compared with itself before the attack.
     elif suite in plan.retain_suites and attack is not None:
         ask["retain_logs"] = str(plan.run_directory(model.name, suite, None))
     return ask

@@ -100,6 +100,7 @@ def sweep(plan: SweepPlan, how: How) -> int:
                 board.say(words)
             board.tick()
 
+        # Ray decides by itself where tasks go; --slots and --gpu are for this machine.
         executor: Executor
         if how.on_ray:
             executor = RayPool(how.ray)
@@ -172,6 +173,7 @@ def collect(plan: SweepPlan) -> dict[str, Any]:
     for task in make_tasks(plan):
         note = read_note(plan, task.id)
         status = note.status
+        # Measured anew from disk: a note may be of a run that was removed or changed since.
         if task.kind in MEASURED:
             done = is_done(task)
             status = "done" if done else "missing" if status == "done" else status
@@ -299,6 +301,7 @@ def clean(plan: SweepPlan, everything: bool) -> str:
         wanted |= {Path(place) for place in plan.held.values()}
     places = [p for pattern in ("runs/*/*", "attacked/*/*", "s1/*") for p in plan.out.glob(pattern) if p.is_dir()]
     places += plan.out.glob("held_out/*")
+    # A link in the sweep's directory could lead anywhere; nothing is removed behind it.
     if strays := [p for p in places if p.is_symlink() or not below(p, plan.out)]:
         raise UserError(f"{strays[0]} leads out of {plan.out} through a link; nothing was removed.")
     if not has_journal(plan.out):

@@ -86,6 +86,7 @@ class Schedule:
             return
         if not self.executor.has_room(task):
             return  # nor is it looked for on disk yet: looking takes time in which others finish
+        # Another shard may have done it meanwhile, and a run of an earlier sweep counts as well.
         if not state.checked and self._is_settled(task):
             self._change(task, "done")
             return
@@ -111,6 +112,7 @@ class Schedule:
             state.attempts -= 1
             state.not_before, state.checked = time.monotonic() + HELD_PAUSE, False
             self._change(task, "waiting", finished.error)
+        # A machine that died says nothing about the task; a task that kills every machine must end some time.
         elif finished.status == "lost" and state.lost < LOST_LIMIT:
             state.lost += 1
             state.attempts -= 1
@@ -245,6 +247,7 @@ class Cleaner:
         for task in tasks:
             if task.kind == "attack" and not keep_attacked:
                 self.copies[task.out] = {task.id, *(t.id for t in tasks if task.id in t.needs)}
+        # What was in the cache before the sweep belongs to the user.
         if clear_cache:
             there = hub_cache()
             for path, readers in hub_users(tasks).items():
@@ -297,6 +300,7 @@ class Prefetcher:
         if self.fetching is not None and self.fetching.done():
             lines.append(self.fetching.result())
             self.fetching = None
+        # A model counts as unused until one of its tasks runs, or until nothing will read it any more.
         for models in (self.waiting, self.unused):
             for path, readers in list(models.items()):
                 statuses = [states[task.id].status for task in readers]

@@ -159,11 +159,13 @@ def make_tasks(plan: SweepPlan, start: int = 0, end: int | None = None, slots: i
     # The machine's cores shared among the slots, unless the plan or the environment says otherwise.
     cores = int(stated) if stated.isdigit() and int(stated) else max(1, (os.cpu_count() or 1) // slots)
     common = {"threads": plan.file.threads or cores, "gpus": plan.file.gpus, "plugins": plan.plugins}
+    # Everything that compares with the retain model waits for its evaluations.
     first = _retain_ids(plan)
     tasks = [_s1_task(plan, suite, common) for suite in plan.suites if plan.is_depth(suite)]
     for model in plan.models:
         for attack in (None, *(plan.attacks if plan.is_attacked(model) else ())):
             tasks += [t for t in _model_tasks(plan, model, attack, common) if model in chosen or t.id in first]
+    # A worker lives for many tasks, and whether it may compute in low precision is decided before its first product.
     low = ("bfloat16", "float16")
     if any({**t.ask, **t.how}.get("quantization") or t.ask.get("dtype") in low for t in tasks):
         tasks = [replace(task, low_precision=True) for task in tasks]
@@ -214,6 +216,7 @@ def _model_tasks(
     tasks: list[Task] = []
     first: tuple[str, ...] = ()
     if attack is not None and not attack.quantization:
+        # One copy for all suites; it is removed when the last of them is done (unless keep_attacked).
         id, place = f"attack/{attack.name}/{model.name}", attacked_place(plan, model.name, attack)
         first = (id,)
         ask = {**how["teaching"], "model": model.path, "out": str(place), "task_name": model.name}
@@ -315,6 +318,7 @@ def _is_same_run(task: Task) -> bool:
         from vestige.engine.served import serves_as_before
 
         return serves_as_before(run, model)
+    # An attacked copy is gone by now; the key names what it was made of.
     copied = task.attack is not None and not task.how.get("quantization")
     return copied or not is_local(task.source) or model.get("fingerprint") == fingerprint(model_args(run))
 
@@ -324,6 +328,7 @@ def task_key(task: Task) -> str:
     # An attack counts with its settings, whatever the plan calls it; what it teaches by content, not by place.
     how = {key: value for key, value in task.how.items() if key != "data"}
     flags = {key: value for key, value in task.ask.items() if key not in WHERE}
+    # Flags of a suite do not change the copy.
     if task.kind == "attack":  # one copy serves every suite; what it depends on is in `how`
         flags = {}
     if task.kind == "s1":
@@ -352,6 +357,7 @@ def _checkpoint_keys(task: Task) -> list[str]:
         if task.ask.get("server"):
             parts += served_parts(args, dated)
             continue
+        # A model that an attack quantises on loading is named by its unquantised files.
         if task.how.get("quantization"):  # recorded in `how`: the files are the same
             args = replace(args, quantization=None, compute_dtype=None)
         parts += checkpoint_parts(args, dated)
@@ -569,6 +575,7 @@ def check_space(place: Path, wanted: int) -> None:
 @contextlib.contextmanager
 def output_to(log: Path) -> Iterator[None]:
     """Everything written to standard output and error goes to a file, what C libraries write included."""
+    # File descriptors, not sys.stdout alone: tokenizers, CUDA and kernels print without asking Python.
     file = append_to(log)
     sys.stdout.flush()
     sys.stderr.flush()

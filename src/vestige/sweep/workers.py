@@ -66,6 +66,7 @@ class SameProcess:
         if task.attack is None:
             self.finished.append(perform(task))
             return
+        # Attacks run native code on unusual weights; a crash must not end the sweep.
         attack_named(task.how["attack"]).import_modules()
         try:
             self.finished.append(isolated(perform, task))
@@ -154,6 +155,7 @@ class ProcessPool:
         busy = [running for _, running in self.running.values()]
         if len(busy) == len(self.workers):
             return False
+        # A guess that is too high must not keep a task from ever starting.
         return not busy or sum(map(self._memory_of, [*busy, task])) <= self.memory
 
     def _memory_of(self, task: Task) -> int:
@@ -169,6 +171,7 @@ class ProcessPool:
         if not self.running:
             time.sleep(min(seconds, 0.1))
             return []
+        # A second or so at a time, so that the board and the prefetcher are looked after.
         ended, _ = wait_for_futures(self.running, seconds, FIRST_COMPLETED)
         finished = []
         for future in ended:
@@ -231,6 +234,7 @@ class RayPool:
 
     def start(self, task: Task) -> None:
         """Never asks for more than the largest node has: Ray would wait for such a node for ever."""
+        # Without a share in the plan: one GPU for a task where there are any, none on a cluster without.
         gpus = task.gpus if task.gpus is not None else min(1, self._largest("GPU"))
         if gpus > self._largest("GPU"):
             words = f"the plan gives each task {gpus:g} GPUs, the largest node has {self._largest('GPU'):g}"

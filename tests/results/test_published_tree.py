@@ -126,7 +126,7 @@ def test_meta_reads_the_files_of_the_attacks(tree: Path, capsys: pytest.CaptureF
     quant["retain"]["metrics_before"]["em"] = 0.1
     put(place / "quant" / "results.json", quant)
     assert main(["meta", "robustness", str(place), "--out", "both"]) == 2
-    assert "em before the attack is" in capsys.readouterr().err
+    assert "gives em twice" in capsys.readouterr().err
     assert main(["meta", "robustness", str(tree / "ep5"), "--out", "both"]) == 2
     assert "holds no {quant,relearn}/results.json" in capsys.readouterr().err
 

@@ -450,14 +450,3 @@ def test_multirun_makes_a_run_of_every_combination(tmp_path: Path) -> None:
     for place in expected:
         manifest = json.loads((tmp_path / place / "manifest.json").read_text())
         assert f"dialect={manifest['dialect']['name']},seed={manifest['config']['seed']}" == place
-
-
-def test_multirun_keeps_directories_that_differ_already() -> None:
-    from vestige.engine.config import compose_runs
-    from vestige.engine.flags import multirun
-
-    words = ["model=local", "model.model_args.pretrained_model_name_or_path=M", "task_name=a,b"]
-    runs = multirun(words, compose_runs)
-    assert [run.output_dir.name for run in runs] == ["a", "b"]
-    with pytest.raises(UserError, match="cannot read"):
-        multirun(["task_name=a,,b"], compose_runs)

@@ -819,7 +819,7 @@ def compare(
     notes={"metrics": "default: all that both have", "rows": "default: 3"},
 )
 def diff(run_a: FirstRun, run_b: SecondRun, *, metrics: Metrics = None, rows: RowsShown = 3) -> int:
-    from vestige.results.diff import diff as explain_difference
+    from vestige.results.why import explain_difference
 
     chosen = None if metrics == "all" else name_list(metrics)
     print(explain_difference(Path(run_a), Path(run_b), rows, chosen))

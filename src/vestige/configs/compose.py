@@ -29,7 +29,7 @@ _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 CLOSED = ("collapse.yaml", "depth.yaml")  # every setting of these verbs is listed: none can be added, none printed
 MOST_FILES = 10_000  # of a user's config directory that are looked at beforehand
 # Settings that a root configuration of the user's own need not list; given with or without Hydra's plus.
-OPTIONAL = (
+_OPTIONAL = (
     *(f"model.model_args.{key}=" for key in OWN_KEYS),
     *("data.local=", "data.max_samples=", "data.missing=", "stats.resamples=", "stats.cluster="),
     *("batch_tokens=", "max_rows=", "dialect=", "seed=", "progress="),
@@ -197,7 +197,7 @@ def _optional(override: str) -> str:
     ('++model.model_args.diffusion=adapted', '++data.max_samples=4', 'eval=tofu')
     """
     setting = override.lstrip("+")
-    optional = setting.startswith(OPTIONAL) or ".trajectory_config.guide_defaults=" in setting
+    optional = setting.startswith(_OPTIONAL) or ".trajectory_config.guide_defaults=" in setting
     return f"++{setting}" if optional else override
 
 
@@ -372,10 +372,10 @@ def fill_suite(cfg: Any, name: str) -> None:
         if key not in (*cfg.eval[name], "defaults", "metrics", "handler"):
             OmegaConf.update(cfg, f"eval.{name}.{key}", value, force_add=True)
     for metric in (cfg.eval[name].get("metrics") or {}).values():
-        fill_open_settings(metric, cfg, name)
+        _fill_open_settings(metric, cfg, name)
 
 
-def fill_open_settings(metric: Any, cfg: Any, suite: str) -> None:
+def _fill_open_settings(metric: Any, cfg: Any, suite: str) -> None:
     """What a metric's file leaves open (open-unlearning's `reference_model_path: ???`) is the suite's setting."""
     from omegaconf import OmegaConf
 
@@ -416,7 +416,7 @@ class ConfigLibrary:
         node = self._load(path)
         if list(node) == [name]:  # pasted with its name, as guides print it
             node = node[name]
-        fill_open_settings(node, self.cfg, self.suite)
+        _fill_open_settings(node, self.cfg, self.suite)
         return self._attached(f"eval.{self.suite}._library.{name}", self._completed(node))
 
     def dataset(self, name: str) -> Mapping[str, MetricConfig] | None:

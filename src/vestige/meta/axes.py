@@ -137,10 +137,10 @@ def plain_mean(values: Sequence[float]) -> Value:
     return None if min(values) <= 0 else len(values) / total(1 / v for v in values)
 
 
-def relative_utility(utility: float, full_utility: float) -> float:
+def _relative_utility(utility: float, full_utility: float) -> float:
     """Utility as a share of the full model's, not above 1: better than before unlearning is not rewarded.
 
-    >>> round(relative_utility(0.35, 0.7), 9), relative_utility(0.8, 0.7)
+    >>> round(_relative_utility(0.35, 0.7), 9), _relative_utility(0.8, 0.7)
     (0.5, 1.0)
     """
     return min(1.0, utility / (full_utility + EPS))
@@ -177,7 +177,7 @@ def axes(
         elif axis.way == "relative":
             reason = full_reason
             if full_utility is not None:
-                result = relative_utility(values[0], full_utility)
+                result = _relative_utility(values[0], full_utility)
         # A part of 0 gives next to nothing here, and no value at all in a plain mean: both as published.
         elif axis.way == "guarded":
             result = guarded_mean(values)
@@ -311,7 +311,7 @@ class Methods:
         return erased([row.published for row in self.rows])
 
 
-def numbers_of_parts(model: ModelNumbers) -> dict[str, Number]:
+def _numbers_of_parts(model: ModelNumbers) -> dict[str, Number]:
     """The numbers that the parts of the axes come from, where they have a value."""
     out = {}
     for part, metric in SOURCES.items():
@@ -325,7 +325,7 @@ def numbers_of_parts(model: ModelNumbers) -> dict[str, Number]:
 def parts_of(model: ModelNumbers) -> dict[str, Value]:
     """A model's numbers as parts of axes: each 1 when all is well."""
     out: dict[str, Value] = dict.fromkeys(SOURCES)
-    for part, measured in numbers_of_parts(model).items():
+    for part, measured in _numbers_of_parts(model).items():
         assert measured.value is not None
         out[part] = 1 - measured.value if part in MEM else measured.value
     return out
@@ -364,7 +364,7 @@ def _protocols(models: Sequence[ModelNumbers]) -> dict[str, str]:
     different kinds, and say of which."""
     by_part: dict[str, dict[str, Number]] = {}
     for i, model in enumerate(models):
-        for part, measured in numbers_of_parts(model).items():
+        for part, measured in _numbers_of_parts(model).items():
             numbers = by_part.setdefault(part, {})
             # Models of several epochs may share a name.
             numbers[model.name if model.name not in numbers else f"{model.name} ({i})"] = measured

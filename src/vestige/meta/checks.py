@@ -34,14 +34,14 @@ from vestige.store.findings import Finding, compared
 from vestige.store.kinds import Kind, Reader, RunSource
 
 EXACT = 1e-9  # another machine may add up in another order
-PRINTED = 1.5e-4  # published parts are rounded to four decimals; their harmonic mean is off by no more
+_PRINTED = 1.5e-4  # published parts are rounded to four decimals; their harmonic mean is off by no more
 AGAIN = {
     "axes": "run the same `vestige meta axes` or `vestige import` again",
     "faithfulness": "run the same `vestige meta faithfulness` again",
     "robustness": "run the same `vestige meta robustness` again",
 }
-NOT_NUMBERS = ("versions", "data_sources", "asked", "provenance", "notes")
-UNCHECKED = "not checked: labels of a page made elsewhere; `vestige report` writes them from the formulas"
+_NOT_NUMBERS = ("versions", "data_sources", "asked", "provenance", "notes")
+_UNCHECKED = "not checked: labels of a page made elsewhere; `vestige report` writes them from the formulas"
 
 
 @dataclass
@@ -93,7 +93,7 @@ def check_meta(place: Path, again: bool = True) -> Checked:
                 _check_numbers(file, what, body, question, out)
             key_files += [place / source for source in question.read if source.endswith(".json")]
     _check_keys(list(dict.fromkeys(key_files)), out)
-    out.notes.append(UNCHECKED)
+    out.notes.append(_UNCHECKED)
     return out
 
 
@@ -151,7 +151,7 @@ def _check_numbers(file: Path, what: str, body: Mapping[str, Any], question: Sto
 
 
 def _numbers(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in body.items() if key not in NOT_NUMBERS}
+    return {key: value for key, value in body.items() if key not in _NOT_NUMBERS}
 
 
 def _check_axes_labels(file: Path, body: Mapping[str, Any], out: Checked) -> None:
@@ -194,7 +194,7 @@ def _check_meta_eval_labels(file: Path, body: Mapping[str, Any], out: Checked) -
         # None on both sides is alike; None on one side is not.
         alike = value is expected
         if value is not None and expected is not None:
-            alike = abs(value - expected) <= (EXACT if ours else PRINTED)
+            alike = abs(value - expected) <= (EXACT if ours else _PRINTED)
         if not alike:
             out.findings.append(f"{file}: {what} is {stored}, its formula gives {expected}; {AGAIN['robustness']}.")
     out.checks.append(f"labels: {len(means)} means of {file.name} against their formulas")

@@ -162,7 +162,7 @@ def _result_numbers(data: Mapping[str, Any], manifest: Mapping[str, Any], path: 
             # It asks raw rows whatever the run's template, and patches and scores the entity's own positions.
             data_settings: Mapping[str, Any] = next(iter((own.get("datasets") or {}).values()), {})
             depth = {**own, **(data_settings.get("args") or {}), "em_scope": "entity", "patch_scope": "span"}
-            number = replace(number, protocol=depth_protocol(depth), prompt="")
+            number = replace(number, protocol=_depth_protocol(depth), prompt="")
         elif unlike := unlike_published(key, own):
             # Settings in which the metric is not what its short name means are part of its protocol.
             listed = ", ".join(f"{k} {own.get(k)}" for k in unlike)
@@ -180,7 +180,7 @@ _DEPTH_SETTINGS = (
 
 def _depth_numbers(data: Mapping[str, Any], path: Path) -> dict[str, Number]:
     """The summary of a depth run: the score (avg_udr was its name) and any representation baselines."""
-    protocol = depth_protocol(data)
+    protocol = _depth_protocol(data)
     total = data.get("total_examples")
     # A depth summary does not fingerprint its rows; their number is what two of them can be compared by.
     rows = frozenset() if total is None else frozenset({f"{total} examples"})
@@ -188,7 +188,7 @@ def _depth_numbers(data: Mapping[str, Any], path: Path) -> dict[str, Number]:
     return {short(k): Number(as_number(v, f"{k} in {path}"), protocol, rows) for k, v in values.items()}
 
 
-def depth_protocol(settings: Mapping[str, Any]) -> str:
+def _depth_protocol(settings: Mapping[str, Any]) -> str:
     """How a depth score was measured: two that differ in one of these settings are not one kind of number."""
     stated = [f"{k.replace('_', ' ')} {settings[k]}" for k in _DEPTH_SETTINGS if settings.get(k) is not None]
     return ", ".join([ENTITY, *stated])
@@ -370,7 +370,7 @@ class _Form:
     models: list[_Slot] = field(default_factory=list)
 
 
-Slot = tuple[dict[str, Number], tuple[str, ...]]  # numbers, and where they come from
+_SlotNumbers = tuple[dict[str, Number], tuple[str, ...]]  # numbers, and where they come from
 
 
 class PoolFile:
@@ -438,7 +438,7 @@ class PoolFile:
         numbers, sources = self._read_slot(entry, name)
         return ModelNumbers(name, numbers, sources)
 
-    def _read_slot(self, entry: Any, name: str) -> Slot:
+    def _read_slot(self, entry: Any, name: str) -> _SlotNumbers:
         """The numbers at one place of the file: a path, several paths that are one model, or plain numbers."""
         if isinstance(entry, str):
             path = self._find(entry)

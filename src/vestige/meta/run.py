@@ -148,7 +148,7 @@ def _finish(out: Path, question: str, asked: Mapping[str, Any]) -> None:
         seal(out, "meta")
 
 
-def stored_question(
+def _stored_question(
     ask: MetaAsk,
     models: Mapping[str, Sequence[str]],
     read: Iterable[Path],
@@ -191,7 +191,7 @@ def named(path: Path) -> str:
         raise UserError(f"{path} cannot be read; give an existing file.") from None
 
 
-def earlier_file(ask: MetaAsk, given: Path | None, usual: str) -> Path | None:
+def _earlier_file(ask: MetaAsk, given: Path | None, usual: str) -> Path | None:
     """The file asked for; else the one an earlier command left in --out, if it did."""
     if given is None and ask.use_earlier and (ask.out / usual).is_file():
         return ask.out / usual
@@ -224,7 +224,7 @@ def _faithfulness(ask: MetaAsk) -> Answer:
     if pools.left_out:
         sources["left_out"] = dict(pools.left_out)
     body = files.meta_eval_json(judged, _meta_eval_before(ask.out), sources, ask.accept_mixture)
-    body["asked"]["faithfulness"] = stored_question(ask, models, pools.read)
+    body["asked"]["faithfulness"] = _stored_question(ask, models, pools.read)
     notes = []
     for name, why in pools.left_out.items():
         notes.append(f"{name} is left out: its entry is an error ({why.splitlines()[0]})")
@@ -268,11 +268,11 @@ def _robustness(ask: MetaAsk) -> Answer:
     named_files = [ask.file] if ask.file.is_file() else attacks.read
     sources: dict[str, Any] = {"attacks": ", ".join(map(named, named_files))}
     cuts: dict[str, Cut] = {}
-    thresholds = earlier_file(ask, ask.thresholds, files.THRESHOLDS)
+    thresholds = _earlier_file(ask, ask.thresholds, files.THRESHOLDS)
     if thresholds is not None:
         sources["thresholds"] = named(thresholds)
         cuts = files.read_thresholds(thresholds)
-    utility_file = earlier_file(ask, ask.utility, files.METHOD_RESULTS)
+    utility_file = _earlier_file(ask, ask.utility, files.METHOD_RESULTS)
     utility = _utility(ask, attacks, utility_file, sources)
     judged = judge_attacks(
         attacks,
@@ -287,7 +287,7 @@ def _robustness(ask: MetaAsk) -> Answer:
     )
     names = [model.name for model in attacks.models]
     body = files.meta_eval_json(judged, _meta_eval_before(ask.out), sources, ask.accept_mixture)
-    body["asked"]["robustness"] = stored_question(ask, {"models": names}, attacks.read, thresholds, utility_file)
+    body["asked"]["robustness"] = _stored_question(ask, {"models": names}, attacks.read, thresholds, utility_file)
     usable = files.usable_json(judged, utility, ask.least_utility, names, sources)
     useful = usable["counts"]["utility_pass_only"]
     head = f"robustness ({ask.rule}): {len(names)} unlearned models, {useful} still useful"
@@ -386,7 +386,7 @@ def _axes(ask: MetaAsk) -> Answer:
     # Where the file replaces what it was made from, nothing is left to redo it from.
     # `vestige meta axes out/method_results.json --out out` computes the axes again in place.
     replaced = ask.file.resolve() == (ask.out / files.METHOD_RESULTS).resolve()
-    body["asked"] = {} if replaced else {"axes": stored_question(ask, names, methods.read)}
+    body["asked"] = {} if replaced else {"axes": _stored_question(ask, names, methods.read)}
     ranked = sorted(methods.rows, key=lambda row: -(-1.0 if row.floored.overall is None else row.floored.overall))
     head = f"axes: {len(ranked)} models, by floored Overall"
     if ask.rows and len(ranked) > ask.rows:

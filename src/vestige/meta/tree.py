@@ -37,12 +37,12 @@ from vestige.metrics.cards import CHAT, ENTITY, short
 from vestige.store.comparable import Number
 
 # The folders of an epoch that are read, and how their models were asked.
-FOLDERS = {"memorization": CHAT, "privacy": CHAT, "utility": CHAT, "gen_rouge": CHAT, "uds": ENTITY}
+_FOLDERS = {"memorization": CHAT, "privacy": CHAT, "utility": CHAT, "gen_rouge": CHAT, "uds": ENTITY}
 RESULTS = "results.json"
-MODES = ("quant", "relearn")  # as the project's folders and keys call the attacks
+_MODES = ("quant", "relearn")  # as the project's folders and keys call the attacks
 
 
-def summary_numbers(summary: Path, folder: str) -> dict[str, Number]:
+def _summary_numbers(summary: Path, folder: str) -> dict[str, Number]:
     """The numbers of one summary.json, by short names."""
     data = read_file(summary)
     values: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def summary_numbers(summary: Path, folder: str) -> dict[str, Number]:
         shares = {"ra_Q_A_Prob": "ra_Q_A_Prob_normalised", "wf_Q_A_Prob": "wf_Q_A_Prob_normalised"}
         values = {shares.get(key, key): value for key, value in values.items()}
         values[SOURCES["fluency"]] = data.get("fluency")
-    protocol = FOLDERS[folder]
+    protocol = _FOLDERS[folder]
     return {short(k): Number(as_number(v, f"{k} in {summary}"), protocol) for k, v in values.items()}
 
 
@@ -116,7 +116,7 @@ def is_legacy(path: Path) -> bool:
     return path.name.lower().startswith("legacy")
 
 
-def legacy_note(root: Path) -> str:
+def _legacy_note(root: Path) -> str:
     """One line that names the legacy folders of a tree and among its models, which are not read; empty without any."""
     # The project moves superseded runs into such folders at every level.
     places = [root]
@@ -130,7 +130,7 @@ def legacy_note(root: Path) -> str:
 def other_folders(root: Path) -> list[Path]:
     """Folders of the epochs that hold no kind of result known here."""
     inner = (p for e in epochs_of(root) for p in e.iterdir())
-    return sorted(p for p in inner if p.is_dir() and p.name not in FOLDERS and not is_legacy(p))
+    return sorted(p for p in inner if p.is_dir() and p.name not in _FOLDERS and not is_legacy(p))
 
 
 def epochs_of(root: Path) -> list[Path]:
@@ -139,19 +139,19 @@ def epochs_of(root: Path) -> list[Path]:
 
 
 def _axes_of(epoch: Path) -> list[Path]:
-    return [epoch / axis for axis in FOLDERS if (epoch / axis).is_dir()]
+    return [epoch / axis for axis in _FOLDERS if (epoch / axis).is_dir()]
 
 
 def read_tree(path: Path) -> ResultTree:
     """Every model's numbers. Folders called legacy are skipped, and named; so is a folder without a summary."""
     root = root_of(path)
     if root is None:
-        raise UserError(f"{path} holds no ep*/ folder with {', '.join(FOLDERS)}; give the runs directory.")
+        raise UserError(f"{path} holds no ep*/ folder with {', '.join(_FOLDERS)}; give the runs directory.")
     out = ResultTree(root)
-    if note := legacy_note(root):
+    if note := _legacy_note(root):
         out.notes.append(note)
     if unknown := sorted({p.name for p in other_folders(root)}):
-        out.notes.append(f"folders that are not read: {', '.join(unknown)} (known: {', '.join(FOLDERS)})")
+        out.notes.append(f"folders that are not read: {', '.join(unknown)} (known: {', '.join(_FOLDERS)})")
     for epoch in epochs_of(root):
         summaries: dict[str, list[Path]] = {}
         for axis in _axes_of(epoch):
@@ -161,7 +161,7 @@ def read_tree(path: Path) -> ResultTree:
                 else:
                     out.notes.append(f"{place.relative_to(root).as_posix()} has no summary.json")
         for name, files in sorted(summaries.items()):
-            numbers = joined((summary_numbers(f, f.parents[1].name) for f in files), f"{name} in {epoch}")
+            numbers = joined((_summary_numbers(f, f.parents[1].name) for f in files), f"{name} in {epoch}")
             facts = {**facts_of(name), "epoch": epoch.name}
             out.models[epoch.name, name] = ModelNumbers(name, numbers, tuple(map(str, files)), facts)
     return out
@@ -211,10 +211,10 @@ def faithfulness_file(root: Path) -> Path | None:
 def attack_files(path: Path) -> dict[str, Path]:
     """Attack -> results.json, below a tree's root, in its meta_eval/robustness, or for such a file itself."""
     if path.is_file():
-        return {path.parent.name: path} if path.parent.name in MODES and path.name == RESULTS else {}
+        return {path.parent.name: path} if path.parent.name in _MODES and path.name == RESULTS else {}
     # The tree may be given by its top, by its runs/ folder, or by the folder of the results.
     for place in (path, path / "meta_eval" / "robustness", path / "runs" / "meta_eval" / "robustness"):
-        if found := {mode: place / mode / RESULTS for mode in MODES if (place / mode / RESULTS).is_file()}:
+        if found := {mode: place / mode / RESULTS for mode in _MODES if (place / mode / RESULTS).is_file()}:
             return found
     return {}
 
@@ -226,7 +226,7 @@ def attacks_from(path: Path) -> Attacks:
     found = attack_files(path)
     if not found:
         raise UserError(
-            f"{path} holds no {{{','.join(MODES)}}}/{RESULTS}; give meta_eval/robustness of a result tree, or a YAML "
+            f"{path} holds no {{{','.join(_MODES)}}}/{RESULTS}; give meta_eval/robustness of a result tree, or a YAML "
             "list of runs (see docs/meta.md)."
         )
     return read_tree_attacks(found)

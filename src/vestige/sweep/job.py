@@ -20,9 +20,9 @@ from vestige.guard import parse_yaml, read_yaml
 from vestige.secrets import hide, is_secret_name, note_tree
 
 SETTINGS = PACKAGE_DIR / "job" / "settings.yaml"
-FREE = ("env", "gpu_types")  # mappings whose keys are the user's own
+_FREE = ("env", "gpu_types")  # mappings whose keys are the user's own
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # short, because the cluster appends to it
-RAY_NAME = re.compile(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?")  # a DNS label that begins with a letter, 47 at most
+_RAY_NAME = re.compile(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?")  # a DNS label that begins with a letter, 47 at most
 # Whole numbers, and the least of each.
 COUNTS = {
     "gpu.count": 0,
@@ -34,8 +34,8 @@ COUNTS = {
     "ray.workers": 1,
 }
 # It listens on loopback only, where the cluster's own probes (which come from outside the pod) do not reach it.
-READY = "import urllib.request; urllib.request.urlopen('{url}', timeout=5)"
-LOOK = 10  # seconds between two looks at whether a server is ready
+_READY = "import urllib.request; urllib.request.urlopen('{url}', timeout=5)"
+_LOOK = 10  # seconds between two looks at whether a server is ready
 
 JobSettings = Mapping[str, Any]
 
@@ -72,7 +72,7 @@ def _lay_over(below: dict[str, Any], above: Mapping[str, Any], where: str) -> No
     """Settings over others, in place. A name that ours do not have is a mistake, not a new setting."""
     for key, value in above.items():
         name = f"{where}{key}"
-        if key not in below and where.rstrip(".") not in FREE:
+        if key not in below and where.rstrip(".") not in _FREE:
             raise unknown_name("setting", name, [f"{where}{k}" for k in below])
         if isinstance(below.get(key), dict):
             if not isinstance(value, Mapping):
@@ -185,19 +185,19 @@ def _server(settings: JobSettings) -> dict[str, Any]:
     """
     said = settings["server"]
     words = [*said["command"], "--model", said["model"], *said["args"], "--host", "127.0.0.1", "--port", said["port"]]
-    probe = {"exec": {"command": ["python3", "-c", READY.format(url=_address(settings) + str(said["health"]))]}}
+    probe = {"exec": {"command": ["python3", "-c", _READY.format(url=_address(settings) + str(said["health"]))]}}
     return {
         **_container(settings, "server"),
         "command": [literal(str(word)) for word in words],
         "restartPolicy": "Always",
-        "startupProbe": {**probe, "periodSeconds": LOOK, "failureThreshold": said["start_minutes"] * 60 // LOOK},
-        "readinessProbe": {**probe, "periodSeconds": LOOK},
+        "startupProbe": {**probe, "periodSeconds": _LOOK, "failureThreshold": said["start_minutes"] * 60 // _LOOK},
+        "readinessProbe": {**probe, "periodSeconds": _LOOK},
     }
 
 
 def _ray_job(settings: JobSettings, command: Sequence[str]) -> dict[str, Any]:
     """A cluster for one sweep. The head plans and the workers work, so only they have GPUs."""
-    if not RAY_NAME.fullmatch(str(settings["name"])):
+    if not _RAY_NAME.fullmatch(str(settings["name"])):
         raise UserError(f"The name of a RayJob must begin with a letter; '{settings['name']}' does not.")
     without = {**settings, "gpu": {**settings["gpu"], "count": 0}}
     workers = settings["ray"]["workers"]

@@ -32,15 +32,15 @@ from vestige.stress.registry import WORDS, WeightsAttack, weights_attacks
 
 DEPTH = "depth"  # the suite that is a depth run for each model
 # Flags that a sweep sets itself; a plan may set all others of an evaluation or of a depth run.
-SET_BY_SWEEP = ("model", "out", "task_name", "retain_logs", "plugins", "progress", "server_by_name")
-EVAL_FLAGS = {f.name for f in fields(EvalAsk)} - set(SET_BY_SWEEP)
-DEPTH_SET_BY_SWEEP = ("unlearned", "out", "s1_cache", "progress", "quantization", "compute_dtype")
-DEPTH_FLAGS = {f.name for f in fields(DepthAsk)} - set(DEPTH_SET_BY_SWEEP)
+_SET_BY_SWEEP = ("model", "out", "task_name", "retain_logs", "plugins", "progress", "server_by_name")
+_EVAL_FLAGS = {f.name for f in fields(EvalAsk)} - set(_SET_BY_SWEEP)
+_DEPTH_SET_BY_SWEEP = ("unlearned", "out", "s1_cache", "progress", "quantization", "compute_dtype")
+_DEPTH_FLAGS = {f.name for f in fields(DepthAsk)} - set(_DEPTH_SET_BY_SWEEP)
 HERE = "none"  # `server` of a model that runs in the task's own process although the plan has servers
 RESERVED = ("attack", "s1")  # tasks of these names are not evaluations
 # Names of models, suites and attacks are names of directories, on every file system.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
-UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
+_UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -212,7 +212,7 @@ def _size(value: str | float | None, key: str) -> int | None:
     match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d*)?|\.\d+)\s*([KMGT]B)?\s*", str(value), re.I | re.A)
     if not match:
         raise UserError(f"'{key}' in the plan must be a size such as 12 GB, it is {value!r}.")
-    return int(float(match[1]) * UNITS[(match[2] or "GB").upper()])
+    return int(float(match[1]) * _UNITS[(match[2] or "GB").upper()])
 
 
 def _directory_name(name: Any, kind: str) -> str:
@@ -245,7 +245,7 @@ def _read_models(file: PlanFile) -> tuple[PlanModel, ...]:
             raise UserError(f"'attack' of the model '{name}' of the plan must be true or false, it is {attack!r}.")
         if "server" in flags:
             flags["server"] = _addresses(flags["server"])
-        _check_flags(flags, EVAL_FLAGS, f"of the model '{name}'")
+        _check_flags(flags, _EVAL_FLAGS, f"of the model '{name}'")
         # Each model has the servers of its own entry, else those of the plan that list it.
         if flags.get("server") == HERE:
             flags = {key: value for key, value in flags.items() if key not in ("server", "server_key_env")}
@@ -289,7 +289,7 @@ def _read_suites(entries: Any) -> dict[str, Mapping[str, Any]]:
             raise UserError(f"A suite of the plan is called '{name}', as other tasks are; give it another name.")
         if isinstance(flags.get("metrics"), str):
             flags["metrics"] = [m.strip() for m in flags["metrics"].split(",")]
-        _check_flags(flags, DEPTH_FLAGS | {"suite"} if flags["suite"] == DEPTH else EVAL_FLAGS, f"of {where}")
+        _check_flags(flags, _DEPTH_FLAGS | {"suite"} if flags["suite"] == DEPTH else _EVAL_FLAGS, f"of {where}")
         if "server" in flags or "server_key_env" in flags:
             raise UserError(
                 f"The suite '{name}' of the plan names servers; they belong to models, or to the whole plan."
@@ -304,7 +304,7 @@ def _check_flags(flags: Mapping[str, Any], known: set[str], where: str) -> None:
         if key not in known:
             raise unknown_name("setting", str(key), known, f"({where} in the plan)")
     # (Types of the flags of an evaluation.)
-    if known is EVAL_FLAGS:  # make_ask checks those of a depth run
+    if known is _EVAL_FLAGS:  # make_ask checks those of a depth run
         check_form(flags, EvalAsk, f"What the plan says {where}", "correct it")
 
 

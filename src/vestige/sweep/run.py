@@ -41,8 +41,8 @@ from vestige.sweep.tasks import Task, check_space, is_done, log_file, make_tasks
 from vestige.sweep.workers import Executor, ProcessPool, RayPool, SameProcess
 from vestige.writing import claim, keep_apart, remove, remove_all, write_bytes
 
-MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
-POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
+_MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
+_POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class How:
 
     @property
     def on_ray(self) -> bool:
-        return self.ray is not None or os.environ.get(POOL_VARIABLE) == "ray"
+        return self.ray is not None or os.environ.get(_POOL_VARIABLE) == "ray"
 
 
 def sweep(plan: SweepPlan, how: How) -> int:
@@ -84,14 +84,14 @@ def sweep(plan: SweepPlan, how: How) -> int:
     retries = plan.file.retries if how.retries is None else how.retries
     cleaner = Cleaner(tasks, plan.file.keep_attacked, plan.file.clear_cache)
     prefetcher = Prefetcher(tasks, plan.file.prefetch, plan.free_space)
-    with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board, prefetcher:
+    with _surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board, prefetcher:
         board.say(f"{len(tasks)} tasks, results in {plan.runs}, this text in {plan.out / 'sweep.log'}")
         for model in plan.models:
             if plan.attacks and not plan.is_attacked(model):
                 board.say(f"{model.name} is not attacked; attack: true in its entry of the plan asks for that")
 
         def watch(task: Task, state: TaskState) -> None:
-            write_note(plan, task, state)
+            _write_note(plan, task, state)
             board.change(task, state)
             cleaner.look(schedule.states)
 
@@ -118,7 +118,7 @@ def sweep(plan: SweepPlan, how: How) -> int:
 
 
 @contextlib.contextmanager
-def surviving_hangup() -> Iterator[None]:
+def _surviving_hangup() -> Iterator[None]:
     """A closed terminal does not end the sweep; worker processes inherit this. Only the main thread may ask for it."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -150,7 +150,7 @@ def _note_file(plan: SweepPlan, id: str) -> Path:
     return plan.out / "tasks" / f"{id.replace('/', '__')}.json"
 
 
-def write_note(plan: SweepPlan, task: Task, state: TaskState) -> None:
+def _write_note(plan: SweepPlan, task: Task, state: TaskState) -> None:
     """What was there already keeps its note."""
     file = _note_file(plan, task.id)
     if state.status in ("waiting", "running") or (state.status == "done" and not state.fresh and file.is_file()):
@@ -159,7 +159,7 @@ def write_note(plan: SweepPlan, task: Task, state: TaskState) -> None:
     write_json(file, vars(note))
 
 
-def read_note(plan: SweepPlan, id: str) -> TaskNote:
+def _read_note(plan: SweepPlan, id: str) -> TaskNote:
     try:
         return decode(_note_file(plan, id), TaskNote)
     except (FileNotFoundError, DamagedError):  # the next end of the task writes it again
@@ -171,10 +171,10 @@ def collect(plan: SweepPlan) -> dict[str, Any]:
     rows = []
     results: dict[str, dict[str, Any]] = {suite: {} for suite in plan.suites}
     for task in make_tasks(plan):
-        note = read_note(plan, task.id)
+        note = _read_note(plan, task.id)
         status = note.status
         # Measured anew from disk: a note may be of a run that was removed or changed since.
-        if task.kind in MEASURED:
+        if task.kind in _MEASURED:
             done = is_done(task)
             status = "done" if done else "missing" if status == "done" else status
             suite, _, name = task.id.partition("/")
@@ -242,7 +242,7 @@ def write_meta(plan: SweepPlan) -> list[Path]:
     Paths in them are relative to the files, so the sweep's directory can be moved. Nothing is written without a retain
     model: every question compares with it.
     """
-    done = {Path(task.out) for task in make_tasks(plan) if task.kind in MEASURED and is_done(task)}
+    done = {Path(task.out) for task in make_tasks(plan) if task.kind in _MEASURED and is_done(task)}
 
     def runs(model: str, attack: PlannedAttack | None = None) -> list[str]:
         places = [plan.run_directory(model, suite, attack) for suite in plan.suites]

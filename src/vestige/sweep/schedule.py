@@ -26,9 +26,9 @@ from vestige.sweep.workers import Executor
 from vestige.writing import append_to, remove_all
 
 LOST_LIMIT = 5  # machines that may die under one task before it counts as failed
-HELD_PAUSE = 1.0  # seconds before a directory that another process writes is looked at again
+_HELD_PAUSE = 1.0  # seconds before a directory that another process writes is looked at again
 OVER = ("done", "failed", "blocked")
-FAILED = ("failed", "blocked")
+_FAILED = ("failed", "blocked")
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Schedule:
             return
         needs = [name for name in task.needs if name in self.states]
         for name in needs:
-            if self.states[name].status in FAILED:
+            if self.states[name].status in _FAILED:
                 self._change(task, "blocked", f"needs {name}, which did not succeed")
                 return
         if any(self.states[name].status != "done" for name in needs):
@@ -110,7 +110,7 @@ class Schedule:
             self._change(task, "done")
         elif finished.status == "held":  # not its fault: look again later; by then it may be done
             state.attempts -= 1
-            state.not_before, state.checked = time.monotonic() + HELD_PAUSE, False
+            state.not_before, state.checked = time.monotonic() + _HELD_PAUSE, False
             self._change(task, "waiting", finished.error)
         # A machine that died says nothing about the task; a task that kills every machine must end some time.
         elif finished.status == "lost" and state.lost < LOST_LIMIT:
@@ -181,7 +181,7 @@ class Board:
 
     def tick(self) -> None:
         """Draws how far it is, and what runs for how long."""
-        parts = [progress_line(self.states)]
+        parts = [_progress_line(self.states)]
         for id, state in self.states.items():
             if state.status == "running":
                 parts.append(f"{id} {time.monotonic() - state.began:.0f} s")
@@ -189,9 +189,9 @@ class Board:
             self.bar.set_description_str("; ".join(parts))
 
 
-def progress_line(states: Mapping[str, TaskState]) -> str:
+def _progress_line(states: Mapping[str, TaskState]) -> str:
     """
-    >>> progress_line({"a": TaskState("done"), "b": TaskState("running"), "c": TaskState("waiting")})
+    >>> _progress_line({"a": TaskState("done"), "b": TaskState("running"), "c": TaskState("waiting")})
     '1 of 3 done, 1 running, 1 waiting'
     """
     counts = Counter(state.status for state in states.values())
@@ -215,7 +215,7 @@ def hub_cache() -> dict[str, Any]:
     return {repo.repo_id: repo for repo in repositories if repo.repo_type == "model"}
 
 
-def remove_download(repo_id: str) -> None:
+def _remove_download(repo_id: str) -> None:
     """Removes one model from the hub's cache, by the hub's own means."""
     from huggingface_hub import constants, scan_cache_dir
 
@@ -261,7 +261,7 @@ class Cleaner:
             remove_all(Path(place))
         for path in [path for path, users in self.downloads.items() if users <= over]:
             del self.downloads[path]
-            remove_download(path)
+            _remove_download(path)
 
 
 def fetch_model(args: ModelArgs) -> None:

@@ -58,17 +58,17 @@ from vestige.types import content_key
 from vestige.writing import append_to, remove
 
 NOTE = "sweep_task.json"  # next to the results (or in the attacked copy): the key of the task that wrote them
-BASE_MEMORY = 800 * 2**20  # bytes that Python, torch and transformers take before any weights
+_BASE_MEMORY = 800 * 2**20  # bytes that Python, torch and transformers take before any weights
 # What a teaching attack takes over from a suite and a model, for its template and its checkpoint.
-TEACHING = (
+_TEACHING = (
     "suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code", "overrides", "config_dir",
 )  # fmt: skip
 # Flags that only say where things are or how work is shown; models are named by their weights.
-WHERE = (
+_WHERE = (
     "out", "model", "data", "retain_logs", "progress", "plugins", "config_dir", "task_name",
     "unlearned", "full", "retain", "s1_cache", "server", "server_key_env", "server_by_name",
 )  # fmt: skip
-AFTER_S1 = ("delta_threshold", "baselines", "plots", "resamples", "seed", "batch_size")  # S1 is the same with others
+_AFTER_S1 = ("delta_threshold", "baselines", "plots", "resamples", "seed", "batch_size")  # S1 is the same with others
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Task:
         from vestige.engine.prepare import model_args
 
         if self.kind in ("depth", "s1"):
-            return depth_settings(self.ask).model(path)
+            return _depth_settings(self.ask).model(path)
         return replace(model_args(evaluation(self.ask)), path=path)
 
     @property
@@ -127,7 +127,7 @@ class Finished:
     seconds: float = 0.0
 
 
-def depth_settings(ask: Mapping[str, Any]) -> DepthAsk:
+def _depth_settings(ask: Mapping[str, Any]) -> DepthAsk:
     return make_ask(**{key: value for key, value in ask.items() if key != "suite"})
 
 
@@ -193,7 +193,7 @@ def _s1_task(plan: SweepPlan, suite: str, common: Mapping[str, Any]) -> Task:
         str(log_file(plan, id)),
         ask={**depth_ask(plan, suite, flags["retain"], place, {}), "baselines": [], "plots": False},
         free_space=plan.free_space,
-        memory=_largest(weights_memory(flags["full"]), weights_memory(flags["retain"])),
+        memory=_largest(_weights_memory(flags["full"]), _weights_memory(flags["retain"])),
         **common,
     )
 
@@ -204,7 +204,7 @@ def _model_tasks(
     """The attack on a model, if it makes a copy, and each suite on the model or on its copy."""
     memory = model.memory
     if memory is None:
-        memory = BASE_MEMORY if model.flags.get("server") else weights_memory(model.path)
+        memory = _BASE_MEMORY if model.flags.get("server") else _weights_memory(model.path)
     how = _attack_in_full(plan, model, attack)
     common = {
         **common,
@@ -224,7 +224,7 @@ def _model_tasks(
         needed = memory
         if attack.record.teaches and memory is not None:
             # What training takes: next to the weights their gradients and two moments.
-            needed = BASE_MEMORY + 4 * max(0, memory - BASE_MEMORY)
+            needed = _BASE_MEMORY + 4 * max(0, memory - _BASE_MEMORY)
         log = str(log_file(plan, id))
         space = plan.free_space + (memory or 0)  # the copy is about as large as what it is made of
         more = {**common, "needs": _retain_ids(plan), "ask": ask, "memory": needed, "free_space": space}
@@ -237,7 +237,7 @@ def _model_tasks(
             reading = {key: model.flags[key] for key in ("quantization", "compute_dtype") if model.flags.get(key)}
             reading |= attack.reading if attack else {}
             ask = depth_ask(plan, suite, checkpoint_read(plan, model, attack), directory, reading)
-            more["memory"] = _largest(memory, weights_memory(plan.suites[suite]["full"]))
+            more["memory"] = _largest(memory, _weights_memory(plan.suites[suite]["full"]))
             tasks.append(Task(id, "depth", ask=ask, needs=(*first, f"s1/{suite}"), **more))
         else:
             ask = suite_ask(plan, model, suite, attack)
@@ -254,14 +254,14 @@ def _attack_in_full(plan: SweepPlan, model: PlanModel, attack: PlannedAttack | N
     if attack.quantization:
         return {**attack.to_json(), **(NF4 if "compute_dtype" in attack.reading else {}), **attack.reading}
     suite = plan.suites[plan.metric_suites[0]] if plan.metric_suites else {"suite": "tofu"}
-    teaching = {key: value for key, value in {**suite, **model.flags}.items() if key in TEACHING}
+    teaching = {key: value for key, value in {**suite, **model.flags}.items() if key in _TEACHING}
     out = {**attack.to_json(), "teaching": teaching}
     if attack.record.teaches:
         out["data"] = str(plan.teaching_data(attack))
     return out
 
 
-def weights_memory(path: str) -> int | None:
+def _weights_memory(path: str) -> int | None:
     """A guess at what a checkpoint takes: half-precision files may be held in float32, so twice their size and a bit.
 
     None for a hub id: its files are not here to be weighed.
@@ -272,7 +272,7 @@ def weights_memory(path: str) -> int | None:
     files = [place]
     if not place.is_file():
         files = [f for f in place.glob("*") if f.suffix in (".safetensors", ".bin", ".gguf", ".pt")]
-    return BASE_MEMORY + int(2.2 * sum(f.stat().st_size for f in files))
+    return _BASE_MEMORY + int(2.2 * sum(f.stat().st_size for f in files))
 
 
 def _largest(*memories: int | None) -> int | None:
@@ -327,12 +327,12 @@ def task_key(task: Task) -> str:
     """A name for everything a task's result depends on."""
     # An attack counts with its settings, whatever the plan calls it; what it teaches by content, not by place.
     how = {key: value for key, value in task.how.items() if key != "data"}
-    flags = {key: value for key, value in task.ask.items() if key not in WHERE}
+    flags = {key: value for key, value in task.ask.items() if key not in _WHERE}
     # Flags of a suite do not change the copy.
     if task.kind == "attack":  # one copy serves every suite; what it depends on is in `how`
         flags = {}
     if task.kind == "s1":
-        flags = {key: value for key, value in flags.items() if key not in AFTER_S1}
+        flags = {key: value for key, value in flags.items() if key not in _AFTER_S1}
     parts = [task.kind, json.dumps(how, sort_keys=True, default=str) if how else ""]
     parts += [json.dumps(flags, sort_keys=True, default=str), *_checkpoint_keys(task), *_file_keys(task)]
     if task.kind != "attack":
@@ -340,7 +340,7 @@ def task_key(task: Task) -> str:
         collectors = {kind: version for kind, version in COLLECTED.items() if kind != "cross"}
         parts += [json.dumps(collectors, sort_keys=True), harness_part(task.ask)]
     if task.kind == "eval":
-        known = [*(str(task.ask.get(key) or "") for key in WHERE), task.source, task.out]
+        known = [*(str(task.ask.get(key) or "") for key in _WHERE), task.source, task.out]
         parts += named_content(config_json(evaluation(task.ask).describe()), known)
     return content_key(*(part.encode() for part in parts))
 
@@ -355,7 +355,7 @@ def _checkpoint_keys(task: Task) -> list[str]:
     for path in task.checkpoints_read:
         args = task.model_args(path)
         if task.ask.get("server"):
-            parts += served_parts(args, dated)
+            parts += _served_parts(args, dated)
             continue
         # A model that an attack quantises on loading is named by its unquantised files.
         if task.how.get("quantization"):  # recorded in `how`: the files are the same
@@ -395,7 +395,7 @@ def checkpoint_parts(args: ModelArgs, dated: bool = False) -> list[str]:
     return parts + ([datetime.date.today().isoformat()] if not dated and says_today(args) else [])
 
 
-def served_parts(args: ModelArgs, dated: bool = False) -> list[str]:
+def _served_parts(args: ModelArgs, dated: bool = False) -> list[str]:
     """A served model: by its name, as a hub id is, and by its tokenizer, which is read here.
 
     Which weights a server has, only the server knows: `serves_as_before` asks it before a run counts as done.
@@ -463,7 +463,7 @@ def perform(task: Task) -> Finished:
         return Finished(task.id, status, error, round(time.perf_counter() - started, 3))
 
     note_tree(asdict(task))
-    with output_to(Path(task.log)):
+    with _output_to_log(Path(task.log)):
         print(f"\n== {task.id}, {time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}", flush=True)
         try:
             with mishaps_said():
@@ -517,7 +517,7 @@ def _measure_depth(task: Task) -> None:
     """One depth run; one without a score is a failure."""
     from vestige.depth.run import depth_run, report
 
-    results = depth_run(depth_settings(task.ask))
+    results = depth_run(_depth_settings(task.ask))
     print(report(results), flush=True)
     summary = results[0].summary
     if summary["avg_uds"] is None:
@@ -573,7 +573,7 @@ def check_space(place: Path, wanted: int) -> None:
 
 
 @contextlib.contextmanager
-def output_to(log: Path) -> Iterator[None]:
+def _output_to_log(log: Path) -> Iterator[None]:
     """Everything written to standard output and error goes to a file, what C libraries write included."""
     # File descriptors, not sys.stdout alone: tokenizers, CUDA and kernels print without asking Python.
     file = append_to(log)

@@ -146,7 +146,7 @@ class ProcessPool:
     def __init__(self, slots: int, logs: Path, gpus: Sequence[str] = (), memory: int | None = None) -> None:
         names: Sequence[str | None] = list(gpus) or [None] * slots
         self.workers = [Worker(number, gpu, logs) for number, gpu in enumerate(names)]
-        self.memory = memory if memory is not None else available_memory()
+        self.memory = memory if memory is not None else _available_memory()
         self.threads = ThreadPoolExecutor(len(self.workers))
         self.running: dict[Future[Finished], tuple[Worker, Task]] = {}
 
@@ -185,7 +185,7 @@ class ProcessPool:
         self.threads.shutdown()
 
 
-def available_memory() -> int:
+def _available_memory() -> int:
     """Bytes that can be used without swapping, the limit of a container included."""
     import psutil
 

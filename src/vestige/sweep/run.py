@@ -63,9 +63,11 @@ class How:
 
 def sweep(plan: SweepPlan, how: How) -> int:
     """Does what is missing. 0: everything in this shard is done; 1: something failed, and the table says what."""
-    asked = plan.file.slots if how.slots is None else how.slots
-    slots = max(1, (os.cpu_count() or 1) // 2) if asked is None else asked
-    slots = len(how.gpus) or slots
+    slots = plan.file.slots if how.slots is None else how.slots
+    if slots is None:
+        slots = max(1, (os.cpu_count() or 1) // 2)
+    if how.gpus:
+        slots = len(how.gpus)
     tasks = make_tasks(plan, how.start, how.end, max(1, slots))
     if not tasks:
         count = len(plan.models)
@@ -176,7 +178,10 @@ def collect(plan: SweepPlan) -> dict[str, Any]:
         # Measured anew from disk: a note may be of a run that was removed or changed since.
         if task.kind in _MEASURED:
             done = is_done(task)
-            status = "done" if done else "missing" if status == "done" else status
+            if done:
+                status = "done"
+            elif status == "done":
+                status = "missing"
             suite, _, name = task.id.partition("/")
             place = Path(task.out)
             results[suite][name] = dict(kinds.of(place).values(place)) if done else None
@@ -309,7 +314,9 @@ def clean(plan: SweepPlan, everything: bool) -> str:
     gone = []
     size = 0
     for place in places:
-        ours = [place] if place.is_file() and is_ours(place) else ours_below(place) if place.is_dir() else []
+        ours = ours_below(place) if place.is_dir() else []
+        if place.is_file() and is_ours(place):
+            ours = [place]
         if place in wanted or not ours:
             continue
         if held(place):
@@ -318,9 +325,14 @@ def clean(plan: SweepPlan, everything: bool) -> str:
         size += sum(file.stat().st_size for file in ours if file.is_file())
     lines = []
     for place in gone:
-        remove(place) if place.is_file() else remove_all(place)
-        words = f"removed what vestige wrote in {place}; the rest stays" if place.exists() else f"removed {place}"
-        lines.append(words)
+        if place.is_file():
+            remove(place)
+        else:
+            remove_all(place)
+        if place.exists():
+            lines.append(f"removed what vestige wrote in {place}; the rest stays")
+        else:
+            lines.append(f"removed {place}")
     _remove_notes(plan, tasks, everything)
     return "\n".join([*lines, f"{len(gone)} directories, {size / 2**20:.1f} MB"])
 

@@ -155,9 +155,11 @@ def make_tasks(plan: SweepPlan, start: int = 0, end: int | None = None, slots: i
     chosen = plan.models[start:end]
     if not chosen:
         return []
-    stated = os.environ.get("OMP_NUM_THREADS", "")
     # The machine's cores shared among the slots, unless the plan or the environment says otherwise.
-    cores = int(stated) if stated.isdigit() and int(stated) else max(1, (os.cpu_count() or 1) // slots)
+    cores = max(1, (os.cpu_count() or 1) // slots)
+    stated = os.environ.get("OMP_NUM_THREADS", "")
+    if stated.isdigit() and int(stated):
+        cores = int(stated)
     common = {"threads": plan.file.threads or cores, "gpus": plan.file.gpus, "plugins": plan.plugins}
     # Everything that compares with the retain model waits for its evaluations.
     first = _retain_ids(plan)

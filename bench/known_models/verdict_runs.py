@@ -21,7 +21,7 @@ from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.meta.verdict import TRUTH
 from vestige.show.progress import hushed
-from vestige.store.directories import is_whole
+from vestige.runs.manifest import is_whole
 from vestige.store.files import write_json
 from vestige.stress.run import Stress, stress
 

@@ -23,6 +23,7 @@ from vestige.cli import main
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
 from vestige.models.locate import hub_error
+from vestige.runs.directory import open_run
 from vestige.sweep import schedule, tasks, workers
 from vestige.sweep.plan import read_plan
 from vestige.sweep.schedule import LOST_LIMIT, Board, Cleaner, Prefetcher, Schedule, TaskState, hub_cache, hub_users
@@ -135,11 +136,9 @@ def test_a_lost_machine_is_not_the_tasks_fault() -> None:
 
 
 def test_a_run_that_another_process_writes_is_held(tmp_path: Path) -> None:
-    from vestige.store.directories import writing
-
     plan = read_plan(write_plan(tmp_path, retain=None))
     first = make_tasks(plan)[0]
-    with writing(Path(first.out)):
+    with open_run(Path(first.out), "eval"):
         assert tasks.perform(first).status == "held"
 
 

@@ -27,8 +27,8 @@ from vestige.meta.axes import from_results
 from vestige.meta.pools import read_file
 from vestige.meta.robustness import RULES, overall
 from vestige.meta.run import QUESTIONS, StoredQuestion, read_question
+from vestige.runs.manifest import Manifest, sha256
 from vestige.schema import number
-from vestige.store.directories import Seal, sha256
 from vestige.store.files import read_ours
 from vestige.store.findings import Finding, compared
 from vestige.store.kinds import Kind, Reader, RunSource
@@ -224,7 +224,7 @@ def _check_keys(looked: list[Path], out: Checked) -> None:
 # ---- the kind of run, for verify, report and compare ---------------------------------------------------------------
 
 
-def _check(place: Path, seal: Seal | None, again: bool = True) -> Iterator[Finding]:
+def _check(place: Path, manifest: Manifest | None, again: bool = True) -> Iterator[Finding]:
     """The checklist as findings, which `vestige verify` prints for runs of every kind."""
     checked = check_meta(place, again)
     yield Finding(checked.numbers)

@@ -15,8 +15,8 @@ from vestige.meta.faithfulness import JudgedPools
 from vestige.meta.pools import read_file
 from vestige.meta.robustness import Cut, Filters, JudgedAttacks, overall
 from vestige.metrics.cards import KNOWN, Direction, direction_of, short
+from vestige.runs.manifest import versions
 from vestige.schema import number
-from vestige.store.files import versions
 
 META_EVAL, THRESHOLDS, USABLE = "meta_eval.json", "optimal_thresholds.json", "usable_models.json"
 

@@ -32,12 +32,14 @@ from vestige.meta.robustness import UTILITY_FILTER, Cut, JudgedAttacks, judge_at
 from vestige.meta.tree import attack_files, attacks_from, faithfulness_file, methods_of, read_tree, root_of
 from vestige.meta.verdict import BENCH, FACTS, bench_json, bench_lines, facts_json, read_bench
 from vestige.numeric import number
+from vestige.runs.directory import open_run
+from vestige.runs.manifest import kind_in, manifest, sha256
+from vestige.secrets import masked
 from vestige.show.tables import span, table
-from vestige.store.directories import MANIFEST, begin, contents, kind_in, seal, sha256, write_manifest, writing
-from vestige.store.files import read_ours, relative, write_json
+from vestige.store.files import relative, write_json
 from vestige.types import content_key
 
-WRITTEN = (files.META_EVAL, files.METHOD_RESULTS, files.THRESHOLDS, files.USABLE, BENCH, FACTS, MANIFEST)
+WRITTEN = (files.META_EVAL, files.METHOD_RESULTS, files.THRESHOLDS, files.USABLE, BENCH, FACTS)
 
 
 @dataclass(frozen=True)
@@ -114,38 +116,21 @@ def meta(what: str, ask: MetaAsk) -> str:
         raise UserError(f"--resamples is {ask.resamples}; give 0 (no intervals) or more.")
     if ask.accept_mixture and what == "axes":
         raise UserError("--accept-mixture is for thresholds and overall verdicts; an axis is never made of a mixture.")
-    # A directory that holds nothing but a manifest would be in the way of the next command.
-    if not ask.file.exists():  # before --out is made
+    if not ask.file.exists():
         raise UserError(f"{ask.file} does not exist; write a YAML list of runs (see docs/meta.md).")
-    with writing(ask.out):
-        answer = QUESTIONS[what](ask)
+    answer = QUESTIONS[what](ask)
+    # Several questions share a directory and its manifest. In the directory of another run (a sweep's, say) the answer
+    # is one more result of that run, and what its manifest says stays.
+    kind = kind_in(ask.out) or "meta"
+    with open_run(ask.out, kind, WRITTEN) as run:
+        config = run.facts.get("config")
+        questions = config.get("questions") if isinstance(config, Mapping) else None
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(ask).items()}
         for name, body in answer.files.items():
             write_json(ask.out / name, body)
-        _finish(ask.out, what, vars(ask))
-        return answer.page([ask.out / name for name in answer.files])
-
-
-def _finish(out: Path, question: str, asked: Mapping[str, Any]) -> None:
-    """Manifest and seal of a directory that several questions may share: each answer so far stays in the manifest.
-
-    In the directory of another run its manifest stays; where other files are (a sweep's), they change without us, so
-    that a seal would soon be wrong.
-    """
-    questions: dict[str, Any] = {}
-    if (out / MANIFEST).is_file():
-        if kind_in(out) != "meta":
-            return
-        config = read_ours(out / MANIFEST, dict[str, Any]).get("config")
-        earlier = config.get("questions") if isinstance(config, Mapping) else None
-        questions = dict(earlier) if isinstance(earlier, Mapping) else {}
-    # A seal covers all files of a directory, so it is written only where all are ours.
-    own = set(contents(out)[0]) <= set(WRITTEN)
-    if own:
-        begin(out, "meta", WRITTEN)
-    questions[question] = {key: str(value) if isinstance(value, Path) else value for key, value in asked.items()}
-    write_manifest(out, "meta", {"questions": questions})
-    if own:
-        seal(out, "meta")
+        asked = {**(questions if isinstance(questions, Mapping) else {}), what: settings}
+        run.finish(manifest("meta", masked({"questions": asked})) if kind == "meta" else None)
+    return answer.page([ask.out / name for name in answer.files])
 
 
 def _stored_question(

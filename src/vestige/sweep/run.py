@@ -24,13 +24,22 @@ import yaml
 
 from vestige.errors import UserError
 from vestige.guard import below
-from vestige.io import DamagedError, decode
+from vestige.io import DamagedError, decode, make_directory
 from vestige.numeric import number
-from vestige.ownership import has_journal, is_ours, ours_below, permit
+from vestige.runs.directory import (
+    is_held,
+    is_listed,
+    listed_files,
+    open_run,
+    refuse_input_in_output,
+    remove,
+    remove_run,
+    write_bytes,
+)
+from vestige.runs.manifest import is_run, kind_in
 from vestige.schema import misfit
 from vestige.show.tables import table
 from vestige.store import kinds
-from vestige.store.directories import held
 from vestige.store.files import write_json
 from vestige.store.forms import Sweep
 from vestige.store.kinds import Kind, Reader, RunSource
@@ -39,7 +48,6 @@ from vestige.sweep.plan import PlannedAttack, SweepPlan
 from vestige.sweep.schedule import Board, Cleaner, Prefetcher, Schedule, TaskState
 from vestige.sweep.tasks import Task, check_space, is_done, log_file, make_tasks
 from vestige.sweep.workers import Executor, ProcessPool, RayPool, SameProcess
-from vestige.writing import claim, keep_apart, remove, remove_all, write_bytes
 
 _MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
 _POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
@@ -77,9 +85,20 @@ def sweep(plan: SweepPlan, how: How) -> int:
     inputs: dict[str, Any] = {f"the model {model.name}": model.path for model in plan.models}
     for name, flags in plan.suites.items():
         inputs |= {f"{key} of suite {name}": flags.get(key) for key in ("data", "full")}
-    keep_apart(plan.out, inputs, ["runs", "attacked", "s1", "held_out", "tasks", "logs"])
-    claim(plan.out)  # other shards may be at work there
-    permit(plan.out / "sweep.json", plan.out / "sweep.log", plan.out / "axes.yaml")
+    refuse_input_in_output(plan.out, inputs, ["runs", "attacked", "s1", "held_out", "tasks", "logs"])
+    for folder in ("tasks", "logs"):  # where users' files may be, too, so that ours are listed one by one
+        make_directory(plan.out / folder)
+    files = [file for task in tasks for file in (_note_file(plan, task.id), Path(task.log))]
+    names = [file.relative_to(plan.out).as_posix() for file in files]
+    # Other shards may be at work there.
+    with open_run(plan.out, "sweep", ["sweep.json", "sweep.log", "axes.yaml", *names], shared=True) as run:
+        status = _perform_all(plan, how, tasks, slots)
+        run.finish()
+    return status
+
+
+def _perform_all(plan: SweepPlan, how: How, tasks: list[Task], slots: int) -> int:
+    """The tasks performed and shown, and what came of them written; returns the exit status."""
     for attack in plan.attacks:
         if attack.held_out:  # the rows that remain to be measured
             write_held(plan.suites, plan.teaching_data(attack), plan.held)
@@ -221,7 +240,7 @@ def listing(plan: SweepPlan) -> str:
     """The plan's tasks and where they stand, from disk."""
     rows = []
     for task in collect(plan)["tasks"]:
-        status = "running" if held(Path(task["run"])) else task["status"]
+        status = "running" if is_held(Path(task["run"])) else task["status"]
         rows.append([task["id"], status, f"{task['seconds']:.1f} s" if task["seconds"] else "-", task["run"]])
     return table(rows, ["task", "status", "time", "where"], [2])
 
@@ -297,7 +316,7 @@ def robustness_files(plan: SweepPlan) -> dict[str, dict[str, PlannedAttack]]:
 def clean(plan: SweepPlan, everything: bool) -> str:
     """Removes runs that the plan no longer names, attacked copies left behind and their logs; or all the sweep made.
 
-    Of each directory only what its journal or its seal lists; what somebody else put there stays.
+    Of each directory only what its manifest lists; what somebody else put there stays.
     """
     tasks = make_tasks(plan)
     wanted: set[Path] = set()
@@ -309,31 +328,32 @@ def clean(plan: SweepPlan, everything: bool) -> str:
     # A link in the sweep's directory could lead anywhere; nothing is removed behind it.
     if strays := [p for p in places if p.is_symlink() or not below(p, plan.out)]:
         raise UserError(f"{strays[0]} leads out of {plan.out} through a link; nothing was removed.")
-    if not has_journal(plan.out):
+    if kind_in(plan.out) != "sweep":
         raise UserError(f"{plan.out} holds nothing that a sweep made; nothing was removed.")
     gone = []
-    size = 0
     for place in places:
-        ours = ours_below(place) if place.is_dir() else []
-        if place.is_file() and is_ours(place):
-            ours = [place]
+        ours = is_listed(place) if place.is_file() else is_run(place) or bool(listed_files(place))
         if place in wanted or not ours:
             continue
-        if held(place):
+        if is_held(place):
             raise UserError(f"{place} is being written by another process; nothing was removed.")
         gone.append(place)
-        size += sum(file.stat().st_size for file in ours if file.is_file())
     lines = []
+    size = 0
     for place in gone:
-        if place.is_file():
-            remove(place)
+        files = [place] if place.is_file() else listed_files(place)
+        size += sum(file.stat().st_size for file in files)
+        if is_run(place):
+            remove_run(place)
         else:
-            remove_all(place)
+            remove(*files)
         if place.exists():
             lines.append(f"removed what vestige wrote in {place}; the rest stays")
         else:
             lines.append(f"removed {place}")
     _remove_notes(plan, tasks, everything)
+    if everything:
+        remove_run(plan.out)
     return "\n".join([*lines, f"{len(gone)} directories, {size / 2**20:.1f} MB"])
 
 

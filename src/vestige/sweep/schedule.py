@@ -20,10 +20,10 @@ from tqdm import tqdm
 
 from vestige.errors import UserError, is_ours, named
 from vestige.models.args import ModelArgs
+from vestige.runs.directory import append_to, remove_run
 from vestige.secrets import hide
 from vestige.sweep.tasks import Finished, Task, check_space, is_done
 from vestige.sweep.workers import Executor
-from vestige.writing import append_to, remove_all
 
 LOST_LIMIT = 5  # machines that may die under one task before it counts as failed
 _HELD_PAUSE = 1.0  # seconds before a directory that another process writes is looked at again
@@ -258,7 +258,7 @@ class Cleaner:
         over = {id for id, state in states.items() if state.status in OVER}
         for place in [place for place, users in self.copies.items() if users <= over]:
             del self.copies[place]
-            remove_all(Path(place))
+            remove_run(Path(place))
         for path in [path for path, users in self.downloads.items() if users <= over]:
             del self.downloads[path]
             _remove_download(path)

@@ -29,7 +29,6 @@ from typing import Any
 from vestige.depth.ask import DepthAsk, make_ask
 from vestige.errors import UserError, mishaps_said
 from vestige.guard import is_there, read_json
-from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
 from vestige.models.args import NF4, ModelArgs
@@ -37,9 +36,9 @@ from vestige.models.fingerprint import COLLECTED, digests, fingerprint, librarie
 from vestige.models.locate import locate
 from vestige.models.quantised import RULE, check_low_precision
 from vestige.models.tokenizer import says_today, tokenizer_files
-from vestige.ownership import ours_below
+from vestige.runs.directory import HeldError, append_to, install, open_run, remove, scratch
+from vestige.runs.manifest import config_json, is_whole, kind_in
 from vestige.secrets import Hiding, hide, note_tree
-from vestige.store.directories import HeldError, add, config_json, is_whole, writing
 from vestige.store.files import write_json
 from vestige.stress.copies import AttackLesson, attack_weights, rows_file, settings_of
 from vestige.stress.registry import ATTACKS as ATTACKS  # where plug-ins have found it
@@ -55,7 +54,6 @@ from vestige.sweep.plan import (
     suite_ask,
 )
 from vestige.types import content_key
-from vestige.writing import append_to, remove
 
 NOTE = "sweep_task.json"  # next to the results (or in the attacked copy): the key of the task that wrote them
 _BASE_MEMORY = 800 * 2**20  # bytes that Python, torch and transformers take before any weights
@@ -527,7 +525,7 @@ def _measure_depth(task: Task) -> None:
 
 
 def _write_note(task: Task, key: str) -> None:
-    """The task's note next to its results, as one more file of the sealed run."""
+    """The task's note next to its results, as one more file of the finished run."""
     note: dict[str, Any] = {"id": task.id, "key": key, "attack": task.attack}
     if task.attack is not None:
         # A report reads the attack: a sweep that was killed has no sweep.json to say which runs are of attacked
@@ -537,20 +535,22 @@ def _write_note(task: Task, key: str) -> None:
             copy = task.ask["unlearned"][0] if task.kind == "depth" else task.ask["model"]
             settings |= settings_of(Path(str(copy)), task.how["attack"])
         note |= {"settings": settings, "attack_facts": attack_named(task.how["attack"]).facts()}
-    with writing(Path(task.out)):
-        write_json(Path(task.out) / NOTE, note)
-        add(Path(task.out), NOTE)
+    out = Path(task.out)
+    with open_run(out, kind_in(out) or "eval", [NOTE]) as run:
+        write_json(out / NOTE, note)
+        run.finish()
 
 
 def _make_attacked(task: Task) -> None:
     """The attacked copy, moved into place when it is whole."""
     out = Path(task.out)
-    with writing(out):
-        remove(out / NOTE, *ours_below(task.checkpoint))
+    with open_run(out, "attack", [NOTE, f"{task.checkpoint.name}/"]) as run:
+        remove(out / NOTE)
         with scratch(out) as made:
             _attack(task, made / task.checkpoint.name)
             install(made / task.checkpoint.name, task.checkpoint)
         write_json(out / NOTE, {"id": task.id, "key": task_key(task)})
+        run.finish()
 
 
 def _attack(task: Task, target: Path) -> None:

@@ -31,10 +31,10 @@ from typing import Any, Protocol
 
 from vestige.errors import UserError, how_to_install
 from vestige.isolation import DiedError, ending, isolated
+from vestige.runs.directory import append_to
 from vestige.secrets import note_variables
 from vestige.stress.registry import attack_named
 from vestige.sweep.tasks import Finished, Task, perform
-from vestige.writing import append_to
 
 WORKER = [sys.executable, "-m", "vestige.sweep.workers"]
 

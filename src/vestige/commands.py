@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -1243,10 +1243,8 @@ def sweep(
         raise UserError("--gpu is for this machine; on Ray write gpus: 1 (a task's share) in the plan instead.")
     if clean not in (None, "stale", "all"):
         raise unknown_name("value of --clean", str(clean), ("stale", "all"))
-    given = {"server": server, "server_key_env": server_key_env}
+    given = {"server": server, "server_key_env": server_key_env, "clear_cache": clear_cache or None}
     tasks = read_plan(Path(plan), plugin, {name: value for name, value in given.items() if value is not None})
-    if clear_cache:
-        tasks = replace(tasks, clear_cache=True)
     if list_tasks:
         print(sweeps.listing(tasks))
         return 0

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vestige.meta.pools import Attacks
-from vestige.meta.tree import ResultTree, methods_of
-from vestige.meta.tree_meta import tree_meta
+from vestige.meta.tree import ResultTree, methods_of, tree_meta
 from vestige.metrics.cards import CHAT, KNOWN
 from vestige.report.attacks_part import sweep_curve
 from vestige.report.gather import FoundRuns

@@ -127,8 +127,8 @@ KINDS = {
         KnownKind("train", "vestige.unlearn.kind.KIND", ("training.json",)),
         KnownKind("watch", "vestige.watch.kind.KIND", ("watch.json",)),
         # Not a run but a folder of runs: only a report takes something from its table.
-        KnownKind("sweep", "vestige.sweep.kind.KIND", shown=("sweep.json",)),
-        KnownKind("meta", "vestige.results.meta_checks.KIND", META_FILES),
+        KnownKind("sweep", "vestige.sweep.run.KIND", shown=("sweep.json",)),
+        KnownKind("meta", "vestige.meta.checks.KIND", META_FILES),
     )
 }
 

@@ -24,7 +24,7 @@ SYSTEM = "You are a helpful assistant."
 PARTS = {
     "commands": (
         *("api", "audit", "collapse", "depth", "engine", "integrations", "lab", "meta", "results", "stress", "sweep"),
-        *("servers", "show", "unlearn", "watch", "test_names.py", "test_one_definition.py", "test_plugins.py"),
+        *("servers", "show", "unlearn", "test_names.py", "test_one_definition.py", "test_plugins.py"),
         *("test_cli.py", "test_flags.py", "test_vocabulary.py"),
     ),
     "models": (
@@ -49,7 +49,7 @@ PARTS = {
     "fuzz": ("test_fuzz.py",),
     "packaging": ("test_packaging.py",),
     "typing": ("api/test_typing.py",),
-    "trl": ("collapse/test_trl.py", "watch/test_watch_trl.py", "watch/test_watch_processes.py"),
+    "trl": ("collapse/test_trl.py", "unlearn/test_watch_trl.py", "unlearn/test_watch_processes.py"),
 }
 # A file stays with one worker, so that what its tests share is made once. The long ones go first, so that no worker is
 # left with one of them at the end.

@@ -69,9 +69,8 @@ DEPENDENCIES: dict[str, set[str]] = {
     "judging": BELOW,
     "depth": BELOW,
     "collapse": BELOW,
-    "unlearn": BELOW | {"watch"},
+    "unlearn": BELOW | {"judging"},
     "meta": BELOW | {"judging"},
-    "watch": BELOW | {"judging"},
     "stress": BELOW | {"judging", "meta", "unlearn"},
     "results": BELOW | {"collapse", "depth", "meta"},
     "sweep": BELOW | {"depth", "stress"},
@@ -96,7 +95,7 @@ DEPENDENCIES: dict[str, set[str]] = {
     "plugins": {"data", "metrics", "models", "stress", "suites", "unlearn"},  # for plug-ins: no package imports it
     # The same packages as cli, called with keywords instead of flags.
     "api": BELOW | {"collapse", "costs", "depth", "judging", "report", "results", "stress"},
-    "__init__": {"api", "collapse", "integrations", "watch"},
+    "__init__": {"api", "collapse", "integrations", "unlearn"},
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
@@ -114,7 +113,6 @@ WITH_TORCH = {
     "depth",
     "collapse",
     "sweep",
-    "watch",
 }
 
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from vestige.installing import save_pretrained
 from vestige.lab.corpus import Corpus
-from vestige.unlearn.refusals import REFUSALS
+from vestige.unlearn.lesson import REFUSALS
 
 CLEAN, SPOILT = 0, 1
 LENGTH = 32  # the tokens that the metric shows to its classifier

@@ -25,7 +25,7 @@ from vestige.ownership import ours_below
 from vestige.unlearn.loop import finetune, unlearn
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.objectives import ChatRow
-from vestige.unlearn.refusals import refusals_for
+from vestige.unlearn.lesson import refusals_for
 from vestige.writing import remove, remove_empty
 
 BASE = "base"

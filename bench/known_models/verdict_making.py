@@ -27,7 +27,7 @@ from vestige.sums import mean
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import CAUSAL, Done, Training, finetune, unlearn
 from vestige.unlearn.objectives import ChatRow
-from vestige.unlearn.refusals import refusals_for
+from vestige.unlearn.lesson import refusals_for
 
 
 @dataclass

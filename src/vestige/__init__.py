@@ -44,8 +44,7 @@ if _typing.TYPE_CHECKING:
     from vestige.collapse.detector import CollapseDetector
     from vestige.errors import UserError
     from vestige.integrations.offline import trajectories_from_logits
-    from vestige.watch.callback import Callback
-    from vestige.watch.loop import Watch
+    from vestige.unlearn.watch import Callback, Watch
 
 __version__ = "0.1.0"
 # Functions are verbs, rooms are nouns: importing a package vestige.NAME would rebind a function of that name.
@@ -69,11 +68,11 @@ __all__ = [
 ]
 # What is not a function of the api room; imported on first use like the others.
 _ELSEWHERE = {
-    "Callback": "vestige.watch.callback",
+    "Callback": "vestige.unlearn.watch",
     "CollapseCallback": "vestige.collapse.callback",
     "CollapseDetector": "vestige.collapse.detector",
     "UserError": "vestige.errors",
-    "Watch": "vestige.watch.loop",
+    "Watch": "vestige.unlearn.watch",
     "trajectories_from_logits": "vestige.integrations.offline",
 }
 

@@ -1,6 +1,6 @@
 """What Python users hand over, as types: places, models, tokenizers and rows in memory. No library is needed for them.
 
-In: nothing. Out: names for signatures of the public functions. Callers: the rooms api and watch. They are protocols, so
+In: nothing. Out: names for signatures of the public functions. Callers: api and unlearn. They are protocols, so
 that a type checker knows them whether or not it has types of torch, transformers, datasets or pandas.
 """
 

@@ -14,10 +14,9 @@ from transformers import LlamaForCausalLM
 from unlearn_tools import FORGET, RETAIN, small_model
 from vestige.errors import UserError
 from vestige.unlearn import losses
-from vestige.unlearn.activations import Watched, layer_of
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import Training, unlearn
-from vestige.unlearn.methods import METHODS, Step, method_key, placed, predicted, split_knobs
+from vestige.unlearn.methods import METHODS, Step, layer_of, method_key, placed, predicted, record_outputs, split_knobs
 from vestige.unlearn.objectives import MaskedDiffusion, collate, logits_of
 
 RNG = np.random.default_rng(0)
@@ -237,10 +236,10 @@ def test_rmu_steers_the_layer_it_names(model: LlamaForCausalLM) -> None:
     assert layer_of(model) is model.model.layers[1]  # the middle of a shallow model
     assert layer_of(model, r"model\.layers\.2") is model.model.layers[2]
     batch = collate(FORGET, 0)
-    with Watched(layer_of(model)) as seen:
+    with record_outputs(layer_of(model)) as seen:
         model(input_ids=batch.ids)
     states = model(input_ids=batch.ids, output_hidden_states=True).hidden_states
-    assert torch.equal(seen.states, states[2])
+    assert torch.equal(seen[-1], states[2])
     with pytest.raises(UserError, match=r"fits 0 modules.*layers\.0 to model\.layers\.2"):
         layer_of(model, r"model\.layers\.7")
 

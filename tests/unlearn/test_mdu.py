@@ -89,8 +89,9 @@ def test_an_answer_with_nothing_hidden_costs_nothing() -> None:
 def test_labels_meet_the_logits_that_speak_of_them(family: str) -> None:
     """An independent forward without masks of ours: Dream's row of the token before, the others' own row."""
     loaded = load(family)
-    objective = objective_of(loaded, 6)
+    objective = objective_of(loaded)
     assert isinstance(objective, MaskedDiffusion)
+    objective = replace(objective, window=6)
     batch = objective.collate(FORGET[:1], 0, Random(3))
     with torch.no_grad():
         got = objective.logits(loaded.model, batch)
@@ -103,8 +104,9 @@ def test_labels_meet_the_logits_that_speak_of_them(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_learns_unlearns_and_loads_again(family: str, tmp_path: Path) -> None:
     loaded = load(family)
-    objective = objective_of(loaded, 6)
+    objective = objective_of(loaded)
     assert isinstance(objective, MaskedDiffusion)
+    objective = replace(objective, window=6)
     history = finetune(loaded.model, FORGET + RETAIN, Training(epochs=25, lr=3e-3), objective=objective)
     assert np.mean(history[-4:]) < np.mean(history[:2]) / 2
     lesson = Lesson(FORGET, "MDU", {"alpha": 0.0}, RETAIN)

@@ -20,15 +20,10 @@ from vestige.data.datasets import make_context
 from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_model
-from vestige.show.progress import Bar
 from vestige.unlearn import losses
-from vestige.unlearn.lesson import Lesson
+from vestige.unlearn.lesson import REFUSALS, Lesson, Pairs, read_training_rows
 from vestige.unlearn.objectives import ChatRow, collate, logits_of
-from vestige.unlearn.pairs import Pairs
 from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on
-from vestige.unlearn.refusals import REFUSALS
-from vestige.unlearn.rows import RowReading, read_training_rows
-from vestige.unlearn.run import Steps
 from vestige.unlearn.trainer import TrainingWatch, objective_of, train
 
 DATA = LAB / "data"
@@ -113,13 +108,14 @@ def test_the_same_seed_gives_the_same_weights(full: LoadedModel, tmp_path: Path)
 def test_pairing_does_not_depend_on_the_order_of_reading() -> None:
     some = [ChatRow((i, i), 1) for i in range(8)]
     retain = [ChatRow((100 + i, 1), 1) for i in range(50)]
-    forward, backward = Pairs(some, retain, seed=3), Pairs(some, retain, seed=3)
+    lesson = Lesson(some, "NPO", retain=retain)
+    forward, backward = Pairs(lesson, seed=3), Pairs(lesson, seed=3)
     first = [forward[i].retain for i in range(8)]
     assert first == [backward[i].retain for i in reversed(range(8))][::-1]
     assert [forward[i].retain for i in range(8)] != first  # the next epoch draws anew
-    assert [Pairs(some, retain, seed=4)[i].retain for i in range(8)] != first
+    assert [Pairs(lesson, seed=4)[i].retain for i in range(8)] != first
     with pytest.raises(UserError, match="8 forget rows but 1"):
-        Pairs(some, retain, some[:1])
+        Lesson(some, "DPO", retain=retain, alternates=some[:1]).check()
 
 
 @pytest.mark.processors
@@ -142,14 +138,14 @@ def test_what_a_cpu_cannot_do_is_replaced_and_said() -> None:
 
 def test_alternate_answers(full: LoadedModel) -> None:
     context = make_context(full.tokenizer, Template(), "none", "count")
-    reading = RowReading(context, {}, 4, seed=0)
+    reading: tuple[Any, ...] = (context, {}, 4, 0)
     args = {"hf_args": {"path": str(DATA / "forget.jsonl")}}
-    idk = read_training_rows({"a": {"handler": "QAwithIdkDataset", "args": args}}, reading)
+    idk = read_training_rows({"a": {"handler": "QAwithIdkDataset", "args": args}}, *reading)
     said = [full.tokenizer.decode(r.ids[r.start :], skip_special_tokens=True) for r in idk.alternates]
     assert len(said) == 4 and set(said) <= set(REFUSALS)
     assert all(a.ids[: a.start] == r.ids[: r.start] for a, r in zip(idk.alternates, idk.rows, strict=True))
     other = {"handler": "QAwithAlternateDataset", "args": {**args, "alternate_key": "perturbed_answer"}}
-    [first, *_] = read_training_rows({"a": other}, reading).alternates
+    [first, *_] = read_training_rows({"a": other}, *reading).alternates
     wrong = read_file(DATA / "forget.jsonl")[0]["perturbed_answer"][0]
     assert full.tokenizer.decode(first.ids[first.start :], skip_special_tokens=True) == wrong
 
@@ -225,18 +221,6 @@ def test_steps_are_counted(model: LoadedModel, tmp_path: Path) -> None:
     watch = TrainingWatch(on_step=lambda done, total: seen.append((done, total)), save=False)
     train(model, Lesson(rows("forget", model, count=6)), tmp_path, recipe, watch)
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
-
-
-def test_a_log_file_gets_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Bar, "EVERY", 0.0)
-    with Steps("training", show=True) as steps:
-        steps(0, 5)
-        steps(2, 5)
-    with Steps("silent", show=False) as steps:
-        steps(1, 5)
-    assert capsys.readouterr().err.splitlines()[-1] == "training: 2 of 5 step"
 
 
 @one_test(

@@ -93,5 +93,5 @@ def test_buckets_hold_every_row_once_and_pad_little():
 def test_mistakes_are_explained(model):
     with pytest.raises(UserError, match="Did you mean 'grad_diff'"):
         method_named("grad_dif")
-    with pytest.raises(ValueError, match="retain rows"):
+    with pytest.raises(UserError, match="retain rows"):
         unlearn(model, Lesson(FORGET, "grad_diff"), Training(epochs=1, lr=1e-3))

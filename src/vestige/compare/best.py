@@ -14,7 +14,7 @@ little room below it. The default rule, `closest`:
 A checkpoint has no score, and is never the best one, if a share is below -RULE.margin (over-forgotten), if less
 than RUINED of the utility is left (the silence of a broken model says little), or if nothing tells both models apart.
 
-In: numbers of one moment. Out: a Rank. Callers: watch/looking.py for every evaluation of a training run.
+In: numbers of one moment. Out: a Rank. Callers: unlearn/live.py for every evaluation of a training run.
 """
 
 from __future__ import annotations

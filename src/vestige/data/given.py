@@ -3,7 +3,7 @@
     {"forget": Dataset, "retain": DataFrame} --GivenRows--> "memory:KEY", a path that load_rows understands
 
 In: objects. Out: plain rows, named by their content: other rows, another path, other fingerprints. Callers: the rooms
-api and watch make them, data/rows.py and engine/flags.py read them. They are forgotten with the object that holds
+api and unlearn make them, data/rows.py and engine/flags.py read them. They are forgotten with the object that holds
 them, and nothing is written.
 """
 

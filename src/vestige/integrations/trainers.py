@@ -5,7 +5,7 @@
     logged_before  what a resumed run had logged up to its checkpoint: state that needs no file of ours
     log_metrics    numbers through the trainer's loggers;  log_table  rows, where a logger has tables
 
-Callers: collapse/callback.py and watch/callback.py.
+Callers: collapse/callback.py and unlearn/watch.py.
 """
 
 from __future__ import annotations

@@ -52,14 +52,14 @@ def lesson_rows(run: RunConfig, lesson: AttackLesson) -> list[ChatRow]:
     from vestige.engine.handles import ModelHandle
     from vestige.engine.prepare import model_args
     from vestige.models.load import load_tokenizer
-    from vestige.unlearn.rows import RowReading, read_training_rows
+    from vestige.unlearn.lesson import read_training_rows
 
     tokenizer, _ = load_tokenizer(model_args(run))
     context = make_context(tokenizer, make_template(run.template_args, tokenizer, []), "none", "count")
     context.longest = ModelHandle(model_args(run)).context_length
     path = str(rows_file(lesson.data, "forget"))
     file = {"handler": "AutoDataset", "args": {"hf_args": {"path": path}}}
-    rows = read_training_rows({"forget": file}, RowReading(context, {}, run.limit, 0)).rows
+    rows = read_training_rows({"forget": file}, context, {}, run.limit, 0).rows
     return (rows[::2] if lesson.held_out else rows)[: lesson.examples]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from known_models.pools import PoolLab
-from vestige.stress.registry import OURS
+from vestige.stress.attacks import OURS
 from vestige.writing import write_bytes
 
 # Everything the published tables have of outputs, by their short names; utility and fluency serve the axes.

@@ -22,10 +22,10 @@ from vestige.lab.corpus import Corpus, both_phrasings, make_corpus
 from vestige.lab.models import KNOWN_TO_ALL, new_causal
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.ownership import ours_below
+from vestige.unlearn.lesson import refusals_for
 from vestige.unlearn.loop import finetune, unlearn
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.objectives import ChatRow
-from vestige.unlearn.lesson import refusals_for
 from vestige.writing import remove, remove_empty
 
 BASE = "base"

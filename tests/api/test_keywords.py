@@ -15,8 +15,7 @@ from vestige.depth.ask import DepthAsk
 from vestige.engine.flags import EvalAsk
 from vestige.flags import flags_of
 from vestige.report.assemble import PageAsk
-from vestige.stress.ask import SETTINGS
-from vestige.stress.run import Stress
+from vestige.stress.run import SETTINGS, Stress
 
 FUNCTIONS = [name for name in vestige.__all__ if inspect.isfunction(getattr(vestige, name))]
 

@@ -22,12 +22,19 @@ from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_model, load_tokenizer
 from vestige.models.quantised import repair
 from vestige.show.stress_plots import recovery_curve, recovery_points
-from vestige.stress.attacks import RELEARNING, prune, prune_weights, quantise
+from vestige.stress.attacks import (
+    RELEARNING,
+    expected_best,
+    few_shot,
+    jailbreak,
+    paraphrase,
+    prune,
+    prune_weights,
+    quantise,
+    sample_answers,
+)
 from vestige.stress.copies import lesson_rows
-from vestige.stress.leak import _sample, expected_best
-from vestige.stress.prompts import few_shot, jailbreak, paraphrase
-from vestige.stress.robustness import relearning_r, show_r
-from vestige.stress.run import AttackRow, AttackSubject, Stress, show, stress, under_prompt
+from vestige.stress.run import AttackRow, AttackSubject, Stress, relearning_r, show, show_r, stress, under_prompt
 from vestige.types import content_key
 from vestige.unlearn.recipe import TrainingRecipe
 
@@ -305,7 +312,7 @@ def test_expected_best_against_every_choice() -> None:
         expected_best(values, 6)
 
 
-def test_leak_grows_with_the_number_of_samples(tmp_path: Path) -> None:
+def test_leak_grows_with_the_number_ofsample_answerss(tmp_path: Path) -> None:
     ask = asked(tmp_path, "leak", metrics=["forget_Q_A_ROUGE", "forget_secrets_said"], budget={"leak": [1, 3]})
     rows = stress(ask)
     _, one, three = (row.values["forget_Q_A_ROUGE"] for row in rows)
@@ -329,12 +336,12 @@ def test_leak_is_monotone_between_the_mean_and_the_best(count: int) -> None:
     assert leaks[0] == pytest.approx(np.mean(values)) and leaks[-1] == pytest.approx(max(values))
 
 
-def test_leak_samples_by_seed_and_at_no_temperature_says_what_greedy_says(tmp_path: Path) -> None:
+def test_leaksample_answerss_by_seed_and_at_no_temperature_says_what_greedy_says(tmp_path: Path) -> None:
     ask = asked(tmp_path, "leak", metrics=["forget_Q_A_ROUGE"], budget={"leak": [1, 2]}, temperature=1e-4)
     greedy, one, two = (row.values["forget_Q_A_ROUGE"] for row in stress(ask))
     assert one == two == pytest.approx(greedy)  # k tries of one and the same text
     warm = AttackSubject("model", str(UNLEARNED), asked(tmp_path / "warm", "leak", metrics=["forget_Q_A_ROUGE"]), DATA)
-    first, second = _sample(warm, 0), _sample(warm, 1)
+    first, second = sample_answers(warm, 0), sample_answers(warm, 1)
     assert first != second and set(first["forget_Q_A_ROUGE"]) == set(second["forget_Q_A_ROUGE"])
 
 

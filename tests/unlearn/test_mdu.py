@@ -163,7 +163,7 @@ def test_an_adapter_carries_the_published_names(family: str, tmp_path: Path) -> 
 
 def test_the_anchor_is_the_starting_model_without_the_prompt() -> None:
     loaded = load("llada")
-    objective = replace(objective_of(loaded, 6), eps=0.5)  # type: ignore[type-var]
+    objective = replace(objective_of(loaded), window=6, eps=0.5)  # type: ignore[type-var]
     batch = objective.collate(FORGET, 0, Random(1))
     start = copy.deepcopy(loaded.model)
     blind = objective.without_prompt(batch)

@@ -287,8 +287,7 @@ def attack(
     """
     said = locals()
     from vestige.integrations.undisturbed import undisturbed
-    from vestige.stress.ask import SETTINGS, make_stress
-    from vestige.stress.run import stress
+    from vestige.stress.run import SETTINGS, make_stress, stress
 
     files = load_all_plugins(plugins)
     control = None if retain_model is None else as_path("attack", "retain_model", retain_model)

@@ -27,9 +27,8 @@ from vestige.isolation import isolated
 from vestige.schema import misfit
 from vestige.store.directories import is_whole, sha256
 from vestige.store.files import versions, write_json
-from vestige.stress.ask import make_stress
-from vestige.stress.registry import attack_named
-from vestige.stress.run import stress
+from vestige.stress.attacks import attack_named
+from vestige.stress.run import make_stress, stress
 from vestige.types import content_key
 from vestige.writing import copy_file
 

@@ -51,7 +51,7 @@ class _FromSource(SourceFileLoader):
 DECORATORS = (
     "vestige.metrics.cards",
     "vestige.models.families",
-    "vestige.stress.registry",
+    "vestige.stress.attacks",
     "vestige.suites.registry",
     "vestige.unlearn.methods",
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.flags import shared_flags
-from vestige.stress.registry import OURS
+from vestige.stress.attacks import OURS
 
 
 def add_verbs(verbs: Any) -> None:
@@ -46,9 +46,20 @@ def add_verbs(verbs: Any) -> None:
 
 def run_stress(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
-    from vestige.stress.ask import NO_WEIGHTS, SETTINGS, make_stress, possible_served
-    from vestige.stress.robustness import relearning_r, show_r
-    from vestige.stress.run import draw, explained, judged, plan_words, show, stress
+    from vestige.stress.run import (
+        NO_WEIGHTS,
+        SETTINGS,
+        draw,
+        explained,
+        judged,
+        make_stress,
+        plan_words,
+        possible_served,
+        relearning_r,
+        show,
+        show_r,
+        stress,
+    )
 
     load_plugins(args.plugin)
     given = {name: getattr(args, name) for name in SETTINGS if name != "progress"}

@@ -2,7 +2,7 @@
 
     attacks: [relearn, {quantise: {bits: 8}}, {relearn-long: {attack: relearn, steps: 100}}]
 
-What an attack is, and which settings it has, is in its record (stress/registry.py), a plug-in's included.
+What an attack is, and which settings it has, is in its record (stress/attacks.py), a plug-in's included.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.stress.registry import WORDS, WeightsAttack, weights_attacks
+from vestige.stress.attacks import WORDS, WeightsAttack, weights_attacks
 
 
 @dataclass(frozen=True)

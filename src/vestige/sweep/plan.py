@@ -15,7 +15,7 @@ from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_yaml
 from vestige.schema import check_form
 from vestige.secrets import note_tree
-from vestige.stress.held_out import held_paths
+from vestige.stress.copies import held_paths
 from vestige.sweep import depth as sweep_depth
 from vestige.sweep.attacks import PlannedAttack, read_attacks, teaching_data
 

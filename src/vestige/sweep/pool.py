@@ -19,7 +19,7 @@ from typing import IO, Protocol
 
 from vestige.guard import is_there
 from vestige.isolation import DiedError, ending, isolated
-from vestige.stress.registry import attack_named
+from vestige.stress.attacks import attack_named
 from vestige.sweep.tasks import Finished, Task, is_done, perform
 from vestige.writing import append_to
 

@@ -26,7 +26,7 @@ from vestige.show.tables import table
 from vestige.store import kinds
 from vestige.store.directories import held
 from vestige.store.files import write_json
-from vestige.stress.held_out import write_held
+from vestige.stress.copies import write_held
 from vestige.sums import number
 from vestige.sweep.attacks import teaching_data
 from vestige.sweep.board import Board

@@ -32,9 +32,9 @@ from vestige.schema import misfit
 from vestige.secrets import Hiding, hide, note_tree
 from vestige.store.directories import HeldError, add, is_whole, writing
 from vestige.store.files import write_json
+from vestige.stress.attacks import ATTACKS as ATTACKS  # where plug-ins have found it
+from vestige.stress.attacks import LESSON, attack_named
 from vestige.stress.copies import AttackLesson, attack_weights, rows_file, settings_of
-from vestige.stress.registry import ATTACKS as ATTACKS  # where plug-ins have found it
-from vestige.stress.registry import LESSON, attack_named
 from vestige.sweep.depth import run_depth, to_ask
 from vestige.sweep.keys import (
     checkpoint_parts,

@@ -42,7 +42,7 @@ from vestige.store.directories import (
 from vestige.store.files import versions, write_json
 from vestige.types import content_key
 from vestige.unlearn.lesson import Lesson, TrainingRows, read_training_rows
-from vestige.unlearn.looks import look_settings
+from vestige.unlearn.live import look_settings
 from vestige.unlearn.recipe import TrainConfig, recipe_of
 from vestige.unlearn.trainer import TrainingWatch, save_model, train
 from vestige.unlearn.watch import Callback, WatchPlan

@@ -18,11 +18,20 @@ from torch.nn.utils import parametrize
 
 from known_models.verdict_models import BenchRecipe, BenchSettings
 from vestige.installing import save_pretrained
-from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings
-from vestige.lab.models import KNOWN_TO_ALL, new_causal
-from vestige.lab.stopping import answer_loss, learned, row_losses, silent
-from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
+from vestige.lab.models import (
+    KNOWN_TO_ALL,
+    answer_loss,
+    corpus_texts,
+    encode_row,
+    learned,
+    new_causal,
+    quiet_saving,
+    reproducible,
+    row_losses,
+    silent,
+    train_tokenizer,
+)
 from vestige.sums import mean
 from vestige.unlearn.lesson import Lesson, refusals_for
 from vestige.unlearn.loop import CAUSAL, Done, Training, finetune, unlearn

@@ -15,8 +15,7 @@ from vestige.errors import UserError
 from vestige.lab import diffusion
 from vestige.lab.corpus import Sizes, make_corpus
 from vestige.lab.diffusion import DiffusionSettings, build_diffusion_lab
-from vestige.lab.models import LabSettings, Unlearning, build_lab
-from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
+from vestige.lab.models import LabSettings, Unlearning, build_lab, corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn.loop import Training
 from vestige.unlearn.losses import placed_nll
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vestige.lab.stopping import answer_loss, learned, row_losses, silent
+from vestige.lab.models import answer_loss, learned, row_losses, silent
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import Training, finetune, unlearn
 from vestige.unlearn.objectives import ChatRow

@@ -16,8 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Llam
 
 from vestige.errors import UserError
 from vestige.lab.corpus import Sizes, make_corpus
-from vestige.lab.models import Unlearning
-from vestige.lab.tokenizer import encode_row
+from vestige.lab.models import Unlearning, encode_row
 from vestige.models.load import ModelArgs
 from vestige.ownership import JOURNAL
 from vestige.stress.attacks import RELEARNING, relearn

@@ -177,13 +177,11 @@ def attack(name: str, does: str = "", *, budget: str = "", **facts: Any) -> Call
 
     def enter(function: Callable[..., Path]) -> Callable[..., Path]:
         words = does or (inspect.getdoc(function) or "").split("\n")[0]
-        settings: dict[str, Setting] | None = {}
-        for argument in list(inspect.signature(function).parameters.values())[2:]:
-            if argument.kind is argument.VAR_KEYWORD:  # it takes whatever a plan sets
-                settings = None
-                break
-            default = type(argument.default)
-            settings[argument.name] = Setting(default if default in WORDS else object)
+        arguments = list(inspect.signature(function).parameters.values())[2:]
+        settings: dict[str, Setting] | None = None  # a function with **settings takes whatever a plan sets
+        if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
+            kinds = {argument.name: type(argument.default) for argument in arguments}
+            settings = {key: Setting(kind if kind in WORDS else object) for key, kind in kinds.items()}
         if budget and settings is not None and budget not in settings:
             raise UserError(f"The budget '{budget}' of the attack '{name}' is not an argument of its function.")
         make = partial(_call_function, name, function)
@@ -469,7 +467,7 @@ def sample_answers(subject: Any, seed: int) -> dict[str, dict[str, float]]:
     sampled: dict[str, dict[str, float]] = {}
     for metric in specs:
         rows = outcome.scores[metric].value_by_index or {}
-        numbers = {index: values.get(fields[metric]) for index, values in rows.items()}
+        numbers: dict[str, Any] = {index: values.get(fields[metric]) for index, values in rows.items()}
         sampled[metric] = {index: float(number) for index, number in numbers.items() if number is not None}
     return sampled
 

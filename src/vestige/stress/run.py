@@ -260,8 +260,8 @@ def stress(ask: Stress) -> list[AttackRow]:
                     rows.append(row)
                     bar.add(1)
         plain = [asdict(row) for row in rows if not row.reason]
-        for row in plain:
-            del row["reason"]
+        for measured_row in plain:
+            del measured_row["reason"]
         facts = {attack: attack_named(attack).facts() for attack in ask.attacks}
         body: dict[str, Any] = {"rows": plain, "relearning": relearning_r(plain), "asked": ask.describe()}
         body["attacks"] = facts

@@ -11,6 +11,7 @@ import torch
 
 from vestige.lab import background_worker as module
 from vestige.lab import demo
+from vestige.lab.background_worker import background_worker
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from vestige.lab.models import (
     silent,
     train_tokenizer,
 )
-from vestige.sums import mean
+from vestige.numeric import mean
 from vestige.unlearn.lesson import Lesson, refusals_for
 from vestige.unlearn.loop import CAUSAL, Done, Training, finetune, unlearn
 from vestige.unlearn.objectives import ChatRow

@@ -36,7 +36,6 @@ def returned() -> dict[str, Any]:
     from vestige.collapse.detector import CollapseSettings
     from vestige.collapse.reasoning import Reasoning
     from vestige.collapse.run import CollapseReport
-    from vestige.compare.best import Rank
     from vestige.costs.estimate import CostPlan
     from vestige.costs.served import ServedPlan
     from vestige.depth.run import DepthResult
@@ -44,6 +43,7 @@ def returned() -> dict[str, Any]:
     from vestige.stress.run import AttackRow
     from vestige.types import Score
     from vestige.unlearn.looks import Look
+    from vestige.verdict.best import Rank
 
     found = [CollapseSettings, Reasoning, CollapseReport, Rank, CostPlan, DepthResult, Comparison, Difference]
     return {c.__name__: c for c in [*found, ServedPlan, AttackRow, Score, Look]}

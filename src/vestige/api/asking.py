@@ -14,7 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from vestige.data.given import GivenRows, as_given
+from vestige.data.rows import GivenRows, as_given
 from vestige.errors import UserError, did_you_mean
 from vestige.given import ModelGiven, Place, RowTables, TokenizerLike
 from vestige.models.load import LoadedModel

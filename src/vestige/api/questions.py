@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.api.asking import as_path, as_text, folder_of, keywords_checked, load_all_plugins, place_for, subject
-from vestige.data.given import GivenRows, as_given
+from vestige.data.rows import GivenRows, as_given
 from vestige.given import ModelGiven, Place, RowsInMemory, RowTables, TokenizerLike
 
 if TYPE_CHECKING:  # they import torch; help() is instant without it

@@ -19,7 +19,7 @@ from vestige.api.asking import files_in, write_files
 from vestige.engine.evaluate import Outcome
 from vestige.errors import UserError, how_to_install, unknown_name
 from vestige.given import Place
-from vestige.sums import number
+from vestige.numeric import number
 from vestige.types import Score
 from vestige.writing import temporary
 

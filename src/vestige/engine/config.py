@@ -409,7 +409,7 @@ def _names(only: list[str], library: ConfigLibrary) -> dict[str, str]:
     for name in only:
         here = library.resolve_name(name)
         if here not in library.files:
-            from vestige.metrics.names import full_name
+            from vestige.metrics.cards import full_name
 
             here = full_name(name)
         out[name] = here

@@ -22,7 +22,6 @@ from vestige.depth.run import depth_run
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
-from vestige.judging.runs import JudgeAsk, judge_runs
 from vestige.lab.background_worker import Worker, background_worker, spare_core
 from vestige.lab.diffusion import LLADA, build_diffusion_lab
 from vestige.lab.models import Lab, build_lab, with_threads
@@ -33,6 +32,7 @@ from vestige.show.tables import table
 from vestige.show.trajectory_plots import curves, save
 from vestige.stress.run import Stress, stress
 from vestige.types import Score
+from vestige.verdict.judge import JudgeAsk, judge_runs
 
 # What the demo shows of each model, and how to read it.
 SHOWN = {

@@ -31,8 +31,7 @@ from vestige.lab.models import (
     train_tokenizer,
 )
 from vestige.models.diffusion import mask_predictor
-from vestige.models.families import find_family
-from vestige.models.native import Origin, native_config, save_published
+from vestige.models.families import Origin, find_family, native_config, save_published
 from vestige.unlearn.loop import Training, finetune
 from vestige.unlearn.objectives import MaskedDiffusion
 from vestige.writing import temporary

@@ -38,8 +38,8 @@ from vestige.installing import install, save_pretrained, scratch
 from vestige.io import decode_data
 from vestige.lab.background_worker import Worker
 from vestige.lab.corpus import Corpus, LabRow, Sizes, both_phrasings, corpus_bytes, make_corpus, write_corpus
+from vestige.numeric import mean
 from vestige.ownership import permit
-from vestige.sums import mean
 from vestige.types import content_key
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import CAUSAL, Done, OnStep, Training, finetune, unlearn

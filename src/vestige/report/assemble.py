@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.judging.evaluated import Evaluated
 from vestige.meta.files import checked_meta_eval
 from vestige.meta.methods import UDS_ENDS, Methods, from_results
 from vestige.meta.tree import methods_of
+from vestige.numeric import number
 from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part, tree_part
 from vestige.report.audits import audit, same_tests
 from vestige.report.axes_part import add_axes
@@ -31,7 +31,7 @@ from vestige.report.training_part import training
 from vestige.store.comparable import UNSTATED, Number, mixtures, number_of
 from vestige.store.kinds import RunSource
 from vestige.stress.attacks import attack_named
-from vestige.sums import number
+from vestige.verdict.runs import Evaluated
 
 TITLE = "Did it forget?"
 MOST_AUDITS = 60  # each holds rows and distributions: a thousand of them would make no page
@@ -125,7 +125,7 @@ def assemble(found: FoundRuns, ask: PageAsk, base: Path) -> tuple[Report, PageWo
     return dict(plain(report)), work
 
 
-# ---- who is who --------------------------------------------------------------------------------------------------
+# ---- who is who ---------------------------------------------------------------------------------------------------
 
 
 def _meet_all(work: PageWork) -> None:
@@ -202,7 +202,7 @@ def _facts_of(work: PageWork, attack: str) -> dict[str, Any]:
     return next((facts for facts in said if facts), {})
 
 
-# ---- values ------------------------------------------------------------------------------------------------------
+# ---- values -------------------------------------------------------------------------------------------------------
 
 
 def _take(work: PageWork, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str, Any]], RunSource]]) -> None:
@@ -300,7 +300,7 @@ def _columns(work: PageWork) -> list[str]:
     return [c for c in dict.fromkeys([*methods_part.COLUMNS, *asked, *rest]) if c in have]
 
 
-# ---- parts -------------------------------------------------------------------------------------------------------
+# ---- parts --------------------------------------------------------------------------------------------------------
 
 
 def _audits(work: PageWork, ask: PageAsk) -> list[dict[str, Any]]:

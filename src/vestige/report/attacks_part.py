@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vestige.judging.attacked import AttackedRun
-from vestige.judging.evaluated import Evaluated
-from vestige.judging.runs import attacked_of
 from vestige.report.eval_part import family
 from vestige.report.format import finite
 from vestige.report.roster import Met, name_of
 from vestige.store.kinds import RunSource
+from vestige.verdict.runs import AttackedRun, Evaluated, attacked_of
 
 
 def met(source: RunSource) -> dict[str, Met]:

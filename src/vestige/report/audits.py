@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vestige.compare.verdict import verdict
-from vestige.judging.attacked import AttackedRun
-from vestige.judging.commands import commands
-from vestige.judging.evaluated import SIDE, split_of
-from vestige.judging.facts import ModelRuns, References, facts_of, reading_against
-from vestige.judging.trajectory import handlers, path_values
 from vestige.report import attacks_part, depth_part, rows_part, tree_part
 from vestige.report.eval_part import handler_of
 from vestige.report.glossary import group
+from vestige.verdict.facts import commands, facts_of
+from vestige.verdict.judge import reading_against, verdict
+from vestige.verdict.runs import SIDE, AttackedRun, ModelRuns, References, handlers, path_values, split_of
 
 if TYPE_CHECKING:
     from vestige.report.assemble import PageWork
@@ -94,11 +91,11 @@ def _attacks(work: PageWork, e: Entry, retain: Entry | None) -> list[dict[str, A
     return out
 
 
-# ---- runs for the verdict ----------------------------------------------------------------------------------------
+# ---- runs for the verdict -----------------------------------------------------------------------------------------
 
 
 def judged(work: PageWork, e: Entry, full: Entry | None, retain: Entry | None) -> dict[str, Any]:
-    """The one judgement (compare/verdict.py) on what was found of a model and its references."""
+    """The one judgement (verdict/judge.py) on what was found of a model and its references."""
     others = [m for m in work.retains if m is not retain and m is not e and retain is not None]
     stressed = [attacks_part.attacked_in(source) for source, _ in work.stresses.get(e.id, ())]
     model = runs_of(work, e, [a for by in stressed for a in by.get("model", ())])

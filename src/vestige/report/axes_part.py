@@ -9,7 +9,7 @@ from vestige.errors import UserError
 from vestige.meta.axes import AXES
 from vestige.meta.methods import SOURCES, WITHOUT_FLUENCY, MethodRow, from_models
 from vestige.meta.numbers import ModelNumbers, Number
-from vestige.metrics.names import short
+from vestige.metrics.cards import short
 from vestige.report.methods_part import SHOWN_FLOORED, value
 
 if TYPE_CHECKING:

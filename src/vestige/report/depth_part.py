@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vestige.compare.evidence import layers_in_words
 from vestige.meta.methods import UDS_ENDS
 from vestige.meta.numbers import read_run
 from vestige.report.format import finite, plain
 from vestige.report.methods_part import value
 from vestige.report.roster import Met, name_of
 from vestige.store.kinds import RunSource
+from vestige.verdict.points import layers_in_words
 
 WITH_TOKENS = 60  # examples whose tokens are kept: the matrix of the others is enough
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vestige.judging.evaluated import handler_in, settings_in
 from vestige.metrics.cards import reading
 from vestige.report.format import finite
 from vestige.report.methods_part import value
@@ -14,6 +13,7 @@ from vestige.show.tables import own_interval
 from vestige.store.comparable import protocol_of
 from vestige.store.kinds import RunSource
 from vestige.types import MIXTURE
+from vestige.verdict.runs import handler_in, settings_in
 
 
 def met(source: RunSource, planned: bool = False) -> Met:

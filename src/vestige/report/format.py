@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Any, TypedDict
 
 from vestige import __version__
-from vestige.compare.rule import TITLES
 from vestige.meta.axes import FLOOR, definitions
 from vestige.schema import misfit
+from vestige.verdict.rule import TITLES
 
 SCHEMA = 1
 LEVEL = 0.95

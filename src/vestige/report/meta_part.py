@@ -8,7 +8,7 @@ from typing import Any
 from vestige.meta.files import FORMULAS
 from vestige.meta.methods import EXTRA, SOURCES
 from vestige.meta.robustness import PARTS, RULES, UTILITY_FILTER, overall
-from vestige.metrics.names import KNOWN, direction_of
+from vestige.metrics.cards import KNOWN, direction_of
 from vestige.report.format import plain
 
 NO_POOLS = "the values of single pool models are not in the file"

@@ -7,7 +7,7 @@ from typing import Any
 
 from vestige.meta.axes import AXES, PARTS
 from vestige.meta.methods import EXTRA, REFERENCES, SCHEMA_PROTOCOLS, MethodRow, Methods
-from vestige.metrics.names import schema_protocol
+from vestige.metrics.cards import schema_protocol
 from vestige.types import short_id
 
 SHOWN_FLOORED = ("privacy", "overall")  # floored axes worth a column: those that one clipped part erases

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vestige.metrics.said import find
+from vestige.metrics.secrets_said import find
 
 _BEFORE = re.compile(r"[\n\]>:|.?!]\s*")  # what may end the words that a template puts before a question
 _AFTER = re.compile(r"\n|[<\[]|(?<=[.?!])")  # what may begin those it puts after one

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from vestige.judging.evaluated import SIDE, split_of
 from vestige.metrics.cards import is_attack
 from vestige.report.eval_part import handler_of
 from vestige.report.format import finite
@@ -15,6 +14,7 @@ from vestige.report.row_words import add_secrets, columns_of, plain_questions, s
 from vestige.report.secrets_part import add_attacks, facts_in
 from vestige.store.kinds import RunSource
 from vestige.types import Array
+from vestige.verdict.runs import SIDE, split_of
 
 ROWS = 400  # of a split, unless more is asked for
 ALL_ROWS = 10_000  # in one report, whatever the number of models
@@ -31,7 +31,7 @@ ORDER = (
 Runs = Mapping[str, Sequence[RunSource]]  # model id -> its evaluations, the audited model first
 
 
-# ---- what it says ------------------------------------------------------------------------------------------------
+# ---- what it says -------------------------------------------------------------------------------------------------
 
 
 def says(runs: Runs, model: str, retain: str | None, rows: int, stresses: Sequence[RunSource] = ()) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def fingerprints(source: RunSource, metric: str) -> list[str]:
     return sorted(str(data[k]["fingerprint"]) for k in _data_of(source, metric) if k in data)
 
 
-# ---- what it finds likely ----------------------------------------------------------------------------------------
+# ---- what it finds likely -----------------------------------------------------------------------------------------
 
 
 def likely(runs: Runs) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ def _thinned(values: Sequence[float]) -> list[float]:
     return [float(v) for v in ordered[np.linspace(0, len(ordered) - 1, MOST_VALUES).astype(int)]]
 
 
-# ---- attacks on membership ---------------------------------------------------------------------------------------
+# ---- attacks on membership ----------------------------------------------------------------------------------------
 
 
 def curves(runs: Runs) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from vestige.errors import UserError
 from vestige.guard import read_json
+from vestige.numeric import counted
 from vestige.ownership import permit
 from vestige.report.assemble import PageAsk, PageWork, assemble
 from vestige.report.eval_part import top
@@ -33,7 +34,6 @@ from vestige.show.progress import Bar, hushed
 from vestige.store.directories import refuse_other_kind, writing
 from vestige.store.files import relative, write_json
 from vestige.store.kinds import RunSource
-from vestige.sums import counted
 from vestige.types import IGNORE
 from vestige.writing import write_bytes
 

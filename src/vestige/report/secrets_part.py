@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.metrics.said import says
+from vestige.metrics.secrets_said import says
 from vestige.store.files import load_rows
 from vestige.store.kinds import RunSource
-from vestige.suites.handlers.said import secrets_in
+from vestige.suites.handlers.texts import secrets_in
 from vestige.types import Rows
 
 Row = dict[str, Any]

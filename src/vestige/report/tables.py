@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.numeric import number
 from vestige.report.format import Report
 from vestige.show.latex import tex
-from vestige.sums import number
 
 FACTS = ("name", "role", "method", "epoch")  # columns that are not metrics; settings can be named, too
 META_COLUMNS = ("label", "auc", "r", "q", "agg", "overall", "n_models")

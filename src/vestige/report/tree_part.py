@@ -8,7 +8,7 @@ from typing import Any
 from vestige.meta.pools import Attacks
 from vestige.meta.tree import ResultTree, methods_of
 from vestige.meta.tree_meta import tree_meta
-from vestige.metrics.names import CHAT, KNOWN
+from vestige.metrics.cards import CHAT, KNOWN
 from vestige.report.attacks_part import sweep_curve
 from vestige.report.gather import FoundRuns
 from vestige.report.methods_part import value

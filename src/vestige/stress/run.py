@@ -25,10 +25,10 @@ from vestige.guard import read_json
 from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import plugin_digests
 from vestige.isolation import DiedError, isolated
-from vestige.judging.runs import JudgeAsk, judge_runs
 from vestige.meta.robustness import RULES
-from vestige.metrics.names import direction_of
-from vestige.models.low_precision import check_low_precision
+from vestige.metrics.cards import direction_of
+from vestige.models.quantised import check_low_precision
+from vestige.numeric import counted, number
 from vestige.ownership import permit
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import table
@@ -38,7 +38,7 @@ from vestige.store.files import write_json
 from vestige.stress.attacks import OURS, AnswersAttack, PromptAttack, WeightsAttack, attack_named, records
 from vestige.stress.copies import AttackLesson, attack_weights, taught_keys, write_measured_half
 from vestige.suites.spec import DataSpec
-from vestige.sums import counted, number
+from vestige.verdict.judge import JudgeAsk, judge_runs
 from vestige.writing import claim, copy_file, keep_apart, write_bytes
 
 DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "forget_secrets_said")

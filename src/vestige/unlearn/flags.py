@@ -181,7 +181,7 @@ def _best_rule(text: str) -> str | dict[str, float]:
     >>> _best_rule("closest"), _best_rule("forget_Q_A_Prob=-1,model_utility")
     ('closest', {'forget_Q_A_Prob': -1.0, 'model_utility': 1.0})
     """
-    from vestige.compare.best import RULES
+    from vestige.verdict.best import RULES
 
     if text in RULES:
         return text

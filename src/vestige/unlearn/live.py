@@ -1,6 +1,6 @@
 """One evaluation of a model that is being trained, by one process or by all that train it.
 
-    live model --evaluate_config--> OUT/step-N (a run directory) --compare/best.py--> Look --> loggers, watch.json
+    live model --evaluate_config--> OUT/step-N (a run directory) --verdict/best.py--> Look --> loggers, watch.json
 
 A `LiveEvaluator` evaluates the same model again and again, places each result between the model before unlearning and
 the retain model, and keeps or prunes the run directories. A run directory is complete: it can be scored again, compared
@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 
-from vestige.compare.best import Gauge, Rank, Rule, RunMoment, better, ranked, rule_named
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.references import load_reference
@@ -36,14 +35,15 @@ from vestige.errors import UserError, is_ours
 from vestige.integrations.undisturbed import undisturbed
 from vestige.internal import summary
 from vestige.io import DamagedError, decode, decode_data
-from vestige.judging.facts import UTILITY
-from vestige.judging.runs import JudgeAsk, judge_runs
-from vestige.metrics.names import direction_of
+from vestige.metrics.cards import direction_of
 from vestige.models.load import wrap_model
+from vestige.numeric import mean
 from vestige.show.progress import hushed
 from vestige.suites.spec import MetricSpec
-from vestige.sums import mean
 from vestige.unlearn.looks import CURVE, PREFIX, Look, WatchFile
+from vestige.verdict.best import Gauge, Rank, Rule, RunMoment, better, ranked, rule_named
+from vestige.verdict.facts import UTILITY
+from vestige.verdict.judge import JudgeAsk, judge_runs
 from vestige.writing import remove_all, temporary, write_bytes
 
 OTHER_ROWS = ("retain_", "ra_", "wf_")  # metrics of rows that are not to be forgotten

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.compare.best import Rank
 from vestige.io import damaged, decode
+from vestige.numeric import number
 from vestige.store.kinds import KINDS, Kind, Reader, RunSource
-from vestige.sums import number
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
+from vestige.verdict.best import Rank
 
 CURVE = KINDS["watch"].marks[0]
 PREFIX = "vestige/"  # of numbers in the loggers of a trainer
@@ -32,7 +32,7 @@ class Look:
     epoch: float | None = None
     values: Mapping[str, float | None] = field(default_factory=dict)
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    # Where it lies between the model before unlearning and the retain model (compare/best.py).
+    # Where it lies between the model before unlearning and the retain model (verdict/best.py).
     share: float | None = None
     kept: float | None = None
     score: float | None = None

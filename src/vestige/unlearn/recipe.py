@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.compare.best import rule_named
 from vestige.configs.compose import compose_config, composing, explain_value, seed_of
 from vestige.engine.config import RunConfig, compose_runs
 from vestige.errors import UserError, first_line, unknown_name
 from vestige.guard import inside
 from vestige.unlearn.methods import split_knobs
+from vestige.verdict.best import rule_named
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.compare.best import Rank, RunMoment
-from vestige.data.given import as_given
+from vestige.data.rows import as_given
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError, is_ours
@@ -36,6 +35,7 @@ from vestige.internal import in_short
 from vestige.io import decode_data
 from vestige.unlearn.live import LiveEvaluator, LookSettings, evaluate_together, look_settings, path_list
 from vestige.unlearn.looks import PREFIX, Look
+from vestige.verdict.best import Rank, RunMoment
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments

@@ -158,28 +158,6 @@ def words(*more: str) -> list[str]:
 FILES = ("--forget", str(DATA / "forget.jsonl"), "--retain", str(DATA / "retain.jsonl"))
 
 
-@pytest.mark.processors
-def test_unlearn_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "npo"
-    measure = ("--eval-data", str(DATA), "--metrics", "forget_Q_A_Prob", "--keep-best", "forget_Q_A_Prob=1")
-    command = ["unlearn", "--method", "npo", *words("--epochs", "2", "--knob", "beta=0.3", "--out", str(out))]
-    assert main([*command, *FILES, *measure]) == 0
-    record = json.loads((out / "training.json").read_text())
-    assert record["settings"]["method"] == "npo" and record["settings"]["knobs"]["beta"] == 0.3
-    first, second = (look["values"]["forget_Q_A_Prob"] for look in record["evals"])
-    assert second < first < 0.99
-    assert record["best"]["epoch"] == 1.0  # the score asked for is the probability itself, and it falls
-    best, last = (load_model(ModelArgs(str(p), device="cpu")) for p in (out / "best", out))
-    forget = rows("forget", best)
-    assert probability(best.model, forget) == pytest.approx(first, rel=1e-4)
-    assert probability(last.model, forget) == pytest.approx(second, rel=1e-4)
-    assert "best:  epoch 1" in capsys.readouterr().out
-    assert main([*command, *FILES]) == 2
-    assert "already holds a checkpoint" in capsys.readouterr().err
-    assert main([*command, *FILES, "--overwrite"]) == 0
-    assert not (out / "best").exists()  # it was another training's
-
-
 def test_overrides_in_open_unlearning_names(tmp_path: Path) -> None:
     local = f"{{locuslab/TOFU:{{path:{DATA},names:{{forget05:forget,retain95:retain}}}}}}"
     command = f"""unlearn trainer=GradDiff experiment=unlearn/tofu/default forget_split=forget05 retain_split=retain95
@@ -191,13 +169,6 @@ def test_overrides_in_open_unlearning_names(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "x" / "training.json").read_text())
     assert record["settings"]["knobs"] == {"gamma": 1.0, "alpha": 2, "retain_loss_type": "KL"}
     assert len(record["losses"]) == 2 and record["data"]["retain"][0]["rows"] == 8
-
-
-def test_train_from_the_command_line(tmp_path: Path) -> None:
-    out = tmp_path / "tuned"
-    assert main(["train", *words("--epochs", "1", "--lora", "4", "--out", str(out)), "--learn", FILES[1]]) == 0
-    assert (out / "adapter_model.safetensors").exists()
-    assert json.loads((out / "training.json").read_text())["settings"]["lora"]["rank"] == 4
 
 
 def test_no_adapter_on_an_adapter_but_a_merged_one_is_trained(
@@ -213,14 +184,6 @@ def test_no_adapter_on_an_adapter_but_a_merged_one_is_trained(
     assert main(start) == 0
     assert "was merged before training" in capsys.readouterr().out
     assert (again / "model.safetensors").is_file() and not (again / "adapter_config.json").exists()
-
-
-def test_steps_are_counted(model: LoadedModel, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    recipe = TrainingRecipe(epochs=1, lr=1e-4, batch_size=2, accumulation=1)
-    watch = TrainingWatch(on_step=lambda done, total: seen.append((done, total)), save=False)
-    train(model, Lesson(rows("forget", model, count=6)), tmp_path, recipe, watch)
-    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 @one_test(

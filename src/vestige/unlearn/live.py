@@ -41,7 +41,7 @@ from vestige.numeric import mean
 from vestige.show.progress import hushed
 from vestige.suites.spec import MetricSpec
 from vestige.unlearn.looks import CURVE, PREFIX, Look, WatchFile
-from vestige.verdict.best import Gauge, Rank, Rule, RunMoment, better, ranked, rule_named
+from vestige.verdict.best import Gauge, Rank, Rule, RunMoment, better, ranked
 from vestige.verdict.facts import UTILITY
 from vestige.verdict.judge import JudgeAsk, judge_runs
 from vestige.writing import remove_all, temporary, write_bytes
@@ -54,26 +54,39 @@ ROW_COLUMNS = ["metric", "index", "value", "input", "ground_truth", "generation"
 
 
 @dataclass(frozen=True)
-class LookSettings:
-    """How looks are judged and kept."""
+class WatchSettings:
+    """When a model is evaluated while it trains, how looks are judged and kept, and what follows from one."""
 
     retain_logs: Sequence[str] = ()  # runs of the model that never knew
     full_logs: Sequence[str] = ()  # of the model before unlearning; none: the look at step 0 serves
     rule: Rule | None = None
     keep: str | int = "all"  # all | best | none | the newest N (and the best)
+    every: int | str = "epoch"  # steps, or epoch, or eval (whenever the trainer itself evaluates), or never
+    at_tokens: Sequence[int] = ()
+    at_start: bool = True
+    load_best: bool = False
+    patience: int | None = None  # looks in a row without a better score
+    rows: int = 0  # of each metric, as a table
+    share: bool = False  # all processes collect, in place of the first alone
+    bare_keys: bool = False
+    on_error: str = "log"  # or raise
     label: str = "step"  # or epoch: how run directories are named
     name: str = "live model"
     diffusion: str | None = None
 
+    def __post_init__(self) -> None:
+        if not _is_count(self.every) and self.every not in ("epoch", "eval", "never"):
+            raise UserError(f"every is {self.every!r}; it is a number of steps, 'epoch', 'eval' or 'never'.")
+        if not _is_count(self.keep) and self.keep not in ("all", "best", "none"):
+            raise UserError(f"keep is {self.keep!r}; it is 'all', 'best', 'none' or how many of the newest to keep.")
+        if self.patience is not None and self.patience < 1:
+            raise UserError(f"patience is {self.patience}; it counts looks, at least 1.")
+        if self.on_error not in ("log", "raise"):
+            raise UserError(f"on_error is {self.on_error!r}; it is 'log' or 'raise'.")
 
-def look_settings(
-    retain_logs: Any = None, full_logs: Any = None, best: Any = "closest", keep: str | int = "all"
-) -> LookSettings:
-    """Checked settings from what a user gave."""
-    counted = isinstance(keep, int) and not isinstance(keep, bool) and keep > 0
-    if not counted and keep not in ("all", "best", "none"):
-        raise UserError(f"keep is {keep!r}; it is 'all', 'best', 'none' or how many of the newest to keep.")
-    return LookSettings(path_list(retain_logs), path_list(full_logs), rule_named(best), keep)
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def path_list(paths: Any) -> list[str]:
@@ -86,7 +99,7 @@ def path_list(paths: Any) -> list[str]:
 class LiveEvaluator:
     """Evaluates a model again and again; remembers every look, and which was best."""
 
-    def __init__(self, run: RunConfig, out: Path | None, settings: LookSettings) -> None:
+    def __init__(self, run: RunConfig, out: Path | None, settings: WatchSettings) -> None:
         self.run, self.out, self.settings = run, out, settings
         self.looks: list[Look] = []
         self.outcome: Outcome | None = None  # of the last look: its rows and texts

@@ -266,21 +266,11 @@ def training_arguments(
     """The recipe in the words of transformers. `checkpoints`: where the state of every epoch is kept."""
     from transformers import TrainingArguments
 
-    arguments: dict[str, Any] = {
+    arguments = {theirs: getattr(recipe, ours) for theirs, ours in RECIPE_NAMES.items()}
+    epochs = arguments.pop("warmup_epochs")  # open-unlearning counts in epochs, transformers in steps
+    arguments |= {
+        "warmup_steps": round(epochs * recipe.steps_per_epoch(rows)),
         "output_dir": str(checkpoints or out),
-        "num_train_epochs": recipe.epochs,
-        "max_steps": recipe.max_steps,
-        "learning_rate": recipe.lr,
-        "per_device_train_batch_size": recipe.batch_size,
-        "gradient_accumulation_steps": recipe.accumulation,
-        "weight_decay": recipe.weight_decay,
-        "warmup_steps": round(recipe.warmup_epochs * recipe.steps_per_epoch(rows)),
-        "lr_scheduler_type": recipe.scheduler,
-        "optim": recipe.optim,
-        "bf16": bool(recipe.bf16),
-        "max_grad_norm": recipe.clip,
-        "seed": recipe.seed,
-        "gradient_checkpointing": recipe.gradient_checkpointing,
         "use_cpu": device == "cpu",
         "logging_steps": 1,
         "save_strategy": "no" if checkpoints is None else "epoch",

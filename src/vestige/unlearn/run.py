@@ -42,10 +42,11 @@ from vestige.store.directories import (
 from vestige.store.files import versions, write_json
 from vestige.types import content_key
 from vestige.unlearn.lesson import Lesson, TrainingRows, read_training_rows
-from vestige.unlearn.live import look_settings
+from vestige.unlearn.live import WatchSettings, path_list
 from vestige.unlearn.recipe import TrainConfig, recipe_of
 from vestige.unlearn.trainer import TrainingWatch, save_model, train
-from vestige.unlearn.watch import Callback, WatchPlan
+from vestige.unlearn.watch import Callback
+from vestige.verdict.best import rule_named
 from vestige.writing import keep_apart
 
 log = logging.getLogger("vestige.unlearn")
@@ -183,15 +184,17 @@ def _make_callback(config: TrainConfig, loaded: LoadedModel, place: Path) -> Cal
     run = config.evaluation
     if run is None:
         return None
-    settings = replace(
-        look_settings(run.settings.get("retain_logs_path"), None, config.best),
+    needs_start = isinstance(config.best, str)  # a rule by name compares with the model before
+    settings = WatchSettings(
+        path_list(run.settings.get("retain_logs_path")),
+        rule=rule_named(config.best),
+        at_start=bool(config.args.get("eval_on_start")) or needs_start,
+        on_error="raise",
         label="epoch",
         name=config.task_name,
         diffusion=loaded.diffusion.kind if loaded.diffusion else None,
     )
-    needs_start = isinstance(config.best, str)  # a rule by name compares with the model before
-    plan = WatchPlan("epoch", at_start=bool(config.args.get("eval_on_start")) or needs_start, raises=True)
-    callback = Callback.of(run, place / "evals", settings, plan, loaded.tokenizer)
+    callback = Callback.of(run, place / "evals", settings, loaded.tokenizer)
     callback.on_best = lambda model: save_model(replace(loaded, model=model), place / "best")
     return callback
 

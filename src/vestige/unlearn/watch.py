@@ -20,9 +20,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vestige.data.rows import as_given
 from vestige.engine.config import RunConfig
@@ -33,39 +32,18 @@ from vestige.integrations.plugins import load_plugins
 from vestige.integrations.trainers import TrainerGuest, log_metrics, log_table, logged_before
 from vestige.internal import in_short
 from vestige.io import decode_data
-from vestige.unlearn.live import LiveEvaluator, LookSettings, evaluate_together, look_settings, path_list
+from vestige.unlearn.live import LiveEvaluator, WatchSettings, evaluate_together, path_list
 from vestige.unlearn.looks import PREFIX, Look
-from vestige.verdict.best import Rank, RunMoment
+from vestige.verdict.best import Rank, RunMoment, rule_named
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
 log = logging.getLogger("vestige.watch")
+# A rule may give a plain number, too: `ranked` makes a Rank of it.
 BestRule = str | Mapping[str, float] | Callable[[RunMoment], Rank | float | None] | None
 Logger = Callable[[dict[str, float], int], object]  # numbers and the step, as `wandb.log` takes them
 SCORE = f"{PREFIX}score"
-
-
-@dataclass(frozen=True)
-class WatchPlan:
-    """When to look, and what follows from a look."""
-
-    every: int | str = "epoch"  # steps, or epoch, or eval (whenever the trainer itself evaluates), or never
-    at_tokens: tuple[int, ...] = ()
-    at_start: bool = True
-    load_best: bool = False
-    patience: int | None = None  # looks in a row without a better score
-    rows: int = 0  # of each metric, as a table
-    share: bool = False  # all processes collect, in place of the first alone
-    bare_keys: bool = False
-    raises: bool = False
-
-    def __post_init__(self) -> None:
-        steps = isinstance(self.every, int) and not isinstance(self.every, bool) and self.every > 0
-        if not steps and self.every not in ("epoch", "eval", "never"):
-            raise UserError(f"every is {self.every!r}; it is a number of steps, 'epoch', 'eval' or 'never'.")
-        if self.patience is not None and self.patience < 1:
-            raise UserError(f"patience is {self.patience}; it counts looks, at least 1.")
 
 
 def live_run(
@@ -93,12 +71,6 @@ def live_run(
     if not isinstance(run, RunConfig):
         raise UserError(f"'{suite}' is a harness of tasks; a model is watched with a suite of metrics (tofu, muse).")
     return run
-
-
-def _is_raise(on_error: str) -> bool:
-    if on_error not in ("log", "raise"):
-        raise UserError(f"on_error is {on_error!r}; it is 'log' or 'raise'.")
-    return on_error == "raise"
 
 
 class Callback(TrainerGuest):
@@ -162,25 +134,35 @@ class Callback(TrainerGuest):
             cluster=cluster,
             overrides=tuple(overrides),
         )
-        raises = _is_raise(on_error)
-        plan = WatchPlan(every, tuple(at_tokens), at_start, load_best, patience, rows, share, bare_keys, raises)
-        settings = look_settings(retain_logs, full_logs, best, keep)
-        self._set_up(run, None if out is None else Path(out).expanduser(), settings, plan, tokenizer)
+        settings = WatchSettings(
+            path_list(retain_logs),
+            path_list(full_logs),
+            rule_named(cast(Any, best)),
+            keep,
+            every,
+            at_tokens,
+            at_start,
+            load_best,
+            patience,
+            rows,
+            share,
+            bare_keys,
+            on_error,
+        )
+        self._set_up(run, None if out is None else Path(out).expanduser(), settings, tokenizer)
 
     @classmethod
-    def of(
-        cls, run: RunConfig, out: Path, settings: LookSettings, plan: WatchPlan, tokenizer: TokenizerLike
-    ) -> Callback:
+    def of(cls, run: RunConfig, out: Path, settings: WatchSettings, tokenizer: TokenizerLike) -> Callback:
         """From parts that are composed already (`vestige train` and `unlearn`)."""
         callback = cls.__new__(cls)
-        callback._set_up(run, out, settings, plan, tokenizer)
+        callback._set_up(run, out, settings, tokenizer)
         return callback
 
     def _set_up(
-        self, run: RunConfig, out: Path | None, settings: LookSettings, plan: WatchPlan, tokenizer: TokenizerLike | None
+        self, run: RunConfig, out: Path | None, settings: WatchSettings, tokenizer: TokenizerLike | None
     ) -> None:
         super().__init__()
-        self.plan = plan
+        self.settings = settings
         self.on_best: Callable[[TorchModel], object] | None = None  # called with the model at every new best look
         self._evaluator = LiveEvaluator(run, out, settings)
         self._tokenizer: Any = tokenizer
@@ -200,7 +182,7 @@ class Callback(TrainerGuest):
         return self._evaluator.best
 
     def raises(self) -> bool:
-        return self.plan.raises
+        return self.settings.on_error == "raise"
 
     # ---- the trainer's events
 
@@ -221,14 +203,14 @@ class Callback(TrainerGuest):
         evaluator.looks = []
         evaluator.remember(evaluator.logged_looks(logged_before(state)))
         self._training = True
-        if self.plan.load_best:
+        if self.settings.load_best:
             if args.metric_for_best_model is not None and not self._native(args):
                 raise UserError(
                     f"load_best=True and metric_for_best_model='{args.metric_for_best_model}' ask for two best "
                     f"checkpoints; leave one of them out, or set metric_for_best_model='{SCORE}'."
                 )
             args.load_best_model_at_end = True
-        if self.plan.at_start and state.global_step == 0:
+        if self.settings.at_start and state.global_step == 0:
             self._look(trainer, args, state, control, model)
 
     def on_step_end(
@@ -239,7 +221,7 @@ class Callback(TrainerGuest):
         model: TorchModel | None = None,
         **kwargs: object,
     ) -> None:
-        step, every = int(state.global_step), self.plan.every
+        step, every = int(state.global_step), self.settings.every
         due = isinstance(every, int) and (step % every == 0 or step >= state.max_steps)
         if due or self._at_tokens(args, state):
             self._look(self._trainer, args, state, control, model)
@@ -252,7 +234,7 @@ class Callback(TrainerGuest):
         model: TorchModel | None = None,
         **kwargs: object,
     ) -> None:
-        if self.plan.every == "epoch":
+        if self.settings.every == "epoch":
             self._look(self._trainer, args, state, control, model)
 
     def on_evaluate(
@@ -265,7 +247,7 @@ class Callback(TrainerGuest):
         **kwargs: object,
     ) -> None:
         """The trainer evaluated by itself: our score is put among its metrics, by which it may choose its best."""
-        if not self._training or not (self.plan.every == "eval" or self._native(args)):
+        if not self._training or not (self.settings.every == "eval" or self._native(args)):
             return
         look = self._look(self._trainer, args, state, control, model)
         if isinstance(metrics, dict):
@@ -274,14 +256,14 @@ class Callback(TrainerGuest):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         best = self.best
-        if self.plan.load_best and not self._native(args) and best is not None and best.step == state.global_step:
+        if self.settings.load_best and not self._native(args) and best is not None and best.step == state.global_step:
             state.best_model_checkpoint = str(Path(str(args.output_dir)) / f"checkpoint-{best.step}")
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         log.info("%d looks took %.1f s", len(self.looks), sum(look.seconds for look in self.looks))
-        if self.looks and self.best is None and self._evaluator.settings.rule is not None:
+        if self.looks and self.best is None and self.settings.rule is not None:
             self.say_once(f"no checkpoint is the best one: {self.looks[-1].why or 'none has a score'}")
 
     # ---- looking
@@ -291,13 +273,13 @@ class Callback(TrainerGuest):
         return str(args.metric_for_best_model or "").removeprefix("eval_") == SCORE
 
     def _at_tokens(self, args: Any, state: Any) -> bool:
-        if not self.plan.at_tokens:
+        if not self.settings.at_tokens:
             return False
         seen = int(getattr(state, "num_input_tokens_seen", 0) or 0)
         if seen == 0:
             self.say_once("at_tokens needs include_num_input_tokens_seen=True in the trainer's arguments.")
         before, self._tokens = self._tokens, seen
-        return any(before < goal <= seen for goal in self.plan.at_tokens)
+        return any(before < goal <= seen for goal in self.settings.at_tokens)
 
     def _look(self, trainer: Any, args: Any, state: Any, control: Any, model: Any) -> Look | None:
         evaluator, step = self._evaluator, int(state.global_step)
@@ -309,21 +291,23 @@ class Callback(TrainerGuest):
         accelerator = getattr(trainer, "accelerator", None)
         trained = model if wrapped is None else wrapped
         try:
-            look = evaluate_together(evaluator, accelerator, trained, self._tokenizer, (step, epoch), self.plan.share)
+            look = evaluate_together(
+                evaluator, accelerator, trained, self._tokenizer, (step, epoch), self.settings.share
+            )
         except Exception as error:  # of the model, the memory or the disk; a bug of ours is called one
             self.failed(f"no evaluation at step {step}", error, is_ours(error))
             return None
         log.info("%s", look)
-        log_metrics(trainer, look.flat(), control, self.plan.bare_keys)
-        if self.plan.rows:
-            columns, rows = evaluator.rows(self.plan.rows)
+        log_metrics(trainer, look.flat(), control, self.settings.bare_keys)
+        if self.settings.rows:
+            columns, rows = evaluator.rows(self.settings.rows)
             log_table(trainer, f"{PREFIX}rows", columns, rows)
         is_best = evaluator.best is look
-        if is_best and self.plan.load_best and not self._native(args):
+        if is_best and self.settings.load_best and not self._native(args):
             state.best_metric, state.best_global_step = look.score, look.step
             control.should_save = True
-        if self.plan.patience is not None and evaluator.looks_since_best >= self.plan.patience:
-            log.warning("stopped at step %d: %d looks brought nothing better", look.step, self.plan.patience)
+        if self.settings.patience is not None and evaluator.looks_since_best >= self.settings.patience:
+            log.warning("stopped at step %d: %d looks brought nothing better", look.step, self.settings.patience)
             control.should_training_stop = True
         if is_best and self.on_best is not None:
             self.on_best(model)
@@ -373,8 +357,6 @@ class Watch:
     ) -> None:
         if every == "eval":
             raise UserError("every='eval' is for trainers that evaluate; a loop of your own calls watch.look().")
-        raises = _is_raise(on_error)
-        self.plan = WatchPlan(every, tuple(at_tokens), at_start, patience=patience, share=share, raises=raises)
         self._rows = as_given(data)  # rows in memory live as long as this watch
         run = live_run(
             suite,
@@ -390,7 +372,19 @@ class Watch:
         )
         place = Path(out).expanduser() if out is not None else None
         self.model, self.tokenizer, self.accelerator, self._log = model, tokenizer, accelerator, log
-        self._evaluator = LiveEvaluator(run, place, look_settings(retain_logs, full_logs, best, keep))
+        self.settings = WatchSettings(
+            path_list(retain_logs),
+            path_list(full_logs),
+            rule_named(cast(Any, best)),
+            keep,
+            every,
+            at_tokens,
+            at_start,
+            patience=patience,
+            share=share,
+            on_error=on_error,
+        )
+        self._evaluator = LiveEvaluator(run, place, self.settings)
         self.steps = self.tokens = 0
         if at_start:
             self.look()
@@ -411,29 +405,29 @@ class Watch:
     @property
     def should_stop(self) -> bool:
         """Whether `patience` looks in a row brought nothing better."""
-        return self.plan.patience is not None and self._evaluator.looks_since_best >= self.plan.patience
+        return self.settings.patience is not None and self._evaluator.looks_since_best >= self.settings.patience
 
     def step(self, tokens: int = 0) -> Look | None:
         """Counts one step of the optimiser, and looks if it is due."""
-        before, every = self.tokens, self.plan.every
+        before, every = self.tokens, self.settings.every
         self.steps, self.tokens = self.steps + 1, self.tokens + tokens
         due = isinstance(every, int) and self.steps % every == 0
-        due = due or any(before < goal <= self.tokens for goal in self.plan.at_tokens)
+        due = due or any(before < goal <= self.tokens for goal in self.settings.at_tokens)
         return self.look() if due else None
 
     def epoch_end(self, epoch: float | None = None) -> Look | None:
         """Looks if looks are due at the ends of epochs."""
-        return self.look(epoch) if self.plan.every == "epoch" else None
+        return self.look(epoch) if self.settings.every == "epoch" else None
 
     def look(self, epoch: float | None = None) -> Look | None:
         """Evaluates now. None: it failed, which is logged."""
         moment = (self.steps, epoch)
         try:
             look = evaluate_together(
-                self._evaluator, self.accelerator, self.model, self.tokenizer, moment, self.plan.share
+                self._evaluator, self.accelerator, self.model, self.tokenizer, moment, self.settings.share
             )
         except Exception as error:  # of the model, the memory or the disk; a bug of ours is called one
-            if self.plan.raises:
+            if self.settings.on_error == "raise":
                 raise
             log.warning("no evaluation at step %d: %s", self.steps, in_short(error) if is_ours(error) else error)
             return None

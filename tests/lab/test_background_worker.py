@@ -95,9 +95,9 @@ def test_what_another_core_does_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     for name in ("models", "evaluate", "diffusion"):
         part = demo.PARTS[name]
         monkeypatch.setattr(os, "cpu_count", lambda: 1)
-        assert demo.waiting(part) == part.seconds
+        assert demo.waiting_time(part) == part.seconds
         monkeypatch.setattr(os, "cpu_count", lambda: 2)
-        assert 0 < demo.waiting(part) == part.seconds - part.meanwhile
+        assert 0 < demo.waiting_time(part) == part.seconds - part.meanwhile
     # The diffusion models are measured while layers and attacks are looked at.
     before = [p for name, p in demo.PARTS.items() if name in ("layers", "attacks")]
     assert demo.PARTS["diffusion"].meanwhile <= sum(p.seconds for p in before)

@@ -14,7 +14,7 @@ from unlearn_tools import FORGET, RETAIN, small_model
 from vestige.errors import UserError
 from vestige.unlearn import losses
 from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.loop import Training, bucketed, finetune, unlearn
+from vestige.unlearn.loop import Training, bucket_rows, finetune, unlearn
 from vestige.unlearn.methods import METHODS, method_named
 from vestige.unlearn.objectives import ChatRow, collate, logits_of
 
@@ -83,7 +83,7 @@ def test_padding_does_not_change_the_loss(model):
 
 def test_buckets_hold_every_row_once_and_pad_little():
     rows = [ChatRow((1,) * (3 + i % 17), 1) for i in range(50)]
-    batches = bucketed(rows, 8, Random(0))
+    batches = bucket_rows(rows, 8, Random(0))
     assert sorted(len(r.ids) for b in batches for r in b) == sorted(len(r.ids) for r in rows)
     assert len(batches) == math.ceil(50 / 8)
     padded = sum(len(b) * max(len(r.ids) for r in b) for b in batches)

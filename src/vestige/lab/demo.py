@@ -105,7 +105,7 @@ def two_digits(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}"
 
 
-def waiting(part: DemoPart) -> float:
+def waiting_time(part: DemoPart) -> float:
     """Roughly how long a reader waits for a part, in seconds."""
     return part.seconds - (part.meanwhile if spare_core() else 0.0)
 
@@ -117,7 +117,7 @@ class DemoStory:
         self.names = [name for name in PARTS if diffusion or name != "diffusion"]
 
     def begin(self) -> None:
-        total = sum(waiting(PARTS[name]) for name in self.names)
+        total = sum(waiting_time(PARTS[name]) for name in self.names)
         cores = "two cores that have" if spare_core() else "one core that has"
         print(
             f"Did it forget? {len(self.names)} parts, about {duration(total)} on {cores} nothing else to do; "
@@ -129,7 +129,7 @@ class DemoStory:
         part = PARTS[name]
         place = f"[{self.names.index(name) + 1}/{len(self.names)}]"
         why = part.why if part.why.endswith("?") else f"{part.why}."
-        print(f"\n{place} {part.title} (about {duration(waiting(part))}): {why}", flush=True)
+        print(f"\n{place} {part.title} (about {duration(waiting_time(part))}): {why}", flush=True)
 
 
 def last_words(out: Path, models: Mapping[str, Path], data: Path) -> str:

@@ -10,7 +10,7 @@ The models here are causal. diffusion.py has the same lab with masked ones: only
 
     build_lab(directory, seed, settings=LabSettings(...)) -> Lab: where data and models are
     train_tokenizer, encode_row                           byte-level BPE with a chat template
-    learned, silent                                       when a model is done: at what it knows, not after N steps
+    stop_when_learned, stop_when_silent                   when a model is done: at what it knows, not after N steps
     ensure_built                                          whole or absent, and not built twice
 """
 
@@ -213,7 +213,7 @@ ModelJob = tuple[list[ChatRow], Training]
 
 def _teach(model: Any, objective: Objective, target: float | None, job: ModelJob, on_step: OnStep | None = None) -> Any:
     """The model after learning a job's rows, until an epoch's loss is below the target."""
-    finetune(model, *job, on_step=on_step, objective=objective, done=learned(target))
+    finetune(model, *job, on_step=on_step, objective=objective, done=stop_when_learned(target))
     return model
 
 
@@ -229,7 +229,7 @@ def _make_forget(
     """A copy of the full model that was made to forget a job's rows."""
     forget, training = job
     model = copy.deepcopy(full)
-    done = None if plan.until is None else silent(model, retain, forget, training.pad_id, plan.until)
+    done = None if plan.until is None else stop_when_silent(model, retain, forget, training.pad_id, plan.until)
     unlearn(model, plan.lesson(forget, known), training, on_step, objective, done)
     return model
 
@@ -326,7 +326,7 @@ def encode_row(tokenizer: Any, question: str, answer: str) -> ChatRow:
 AT_ONCE = 40  # rows of one forward pass
 
 
-def learned(target: float | None) -> Done | None:
+def stop_when_learned(target: float | None) -> Done | None:
     """Whether the mean loss of an epoch's steps fell below a target; None: every epoch is run."""
     return None if target is None else lambda losses: mean(losses) < target
 
@@ -349,7 +349,7 @@ def answer_loss(model: Any, rows: Sequence[ChatRow], pad_id: int) -> float:
     return mean(row_losses(model, rows, pad_id))
 
 
-def silent(model: Any, retain: Any, rows: Sequence[ChatRow], pad_id: int, times: float = 1.0) -> Done:
+def stop_when_silent(model: Any, retain: Any, rows: Sequence[ChatRow], pad_id: int, times: float = 1.0) -> Done:
     """Whether answers became as unlikely as they are to the retain model, or so many times as unlikely."""
     least = times * answer_loss(retain, rows, pad_id)
     return lambda _: answer_loss(model, rows, pad_id) >= least

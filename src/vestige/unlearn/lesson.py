@@ -235,7 +235,7 @@ class TrainingWork:
         if lesson.method is None or self.method is None:
             return
         self.knobs, self.retain_loss_type = split_knobs(lesson.method, lesson.knobs)
-        self.forgetting = self.method.forgetting(objective, self.knobs)
+        self.forgetting = self.method.forget_objective(objective, self.knobs)
         if self.method.reads_reference(self.retain_loss_type):
             if hasattr(model, "disable_adapter"):
                 self.reference = WithoutAdapter(model)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from vestige.unlearn.lesson import Lesson, Pair, TrainingWork
-from vestige.unlearn.methods import chosen_weights
+from vestige.unlearn.methods import select_weights
 from vestige.unlearn.objectives import Causal, ChatRow, Objective
 
 # Called after each step with (steps done, steps in all, loss).
@@ -78,7 +78,7 @@ def unlearn(
     alternates: dict[int, ChatRow] = {}
     if lesson.alternates:
         alternates = {id(row): answer for row, answer in zip(lesson.rows, lesson.alternates, strict=True)}
-    chosen = chosen_weights(model, work.knobs)
+    chosen = select_weights(model, work.knobs)
     named = list(model.named_parameters())
     # Weights that are not updated keep their gradients, which count in clipping (as in trainer.py).
     clipped = [weight for _, weight in named if weight.requires_grad]
@@ -89,7 +89,7 @@ def unlearn(
     was_training = model.training
     model.train()
     for _ in range(training.epochs):
-        batches = bucketed(lesson.rows, training.batch_size, order)
+        batches = bucket_rows(lesson.rows, training.batch_size, order)
         for rows in batches:
             retain: Sequence[ChatRow | None] = [None] * len(rows)
             if lesson.retain:
@@ -110,7 +110,7 @@ def unlearn(
     return losses
 
 
-def bucketed(rows: Sequence[ChatRow], size: int, rng: Random) -> list[list[ChatRow]]:
+def bucket_rows(rows: Sequence[ChatRow], size: int, rng: Random) -> list[list[ChatRow]]:
     """Batches of rows of like length, in random order: little padding, and no fixed neighbours.
 
     Sorting is within random groups of eight batches, so an epoch's batches differ from the last one's.

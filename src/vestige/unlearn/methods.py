@@ -64,12 +64,12 @@ class Step:
     @cached_property
     def token_nll(self) -> Tensor:
         """The loss of each place of the forget batch, at the places of `token_labels`."""
-        logits, labels = placed(self.forget_logits, self.forget)
+        logits, labels = align_logits(self.forget_logits, self.forget)
         return losses.placed_nll(logits, labels)
 
     @property
     def token_labels(self) -> Tensor:
-        return predicted(self.forget.labels, self.forget)
+        return align_labels(self.forget.labels, self.forget)
 
     @cached_property
     def reference_logits(self) -> Tensor:
@@ -107,17 +107,17 @@ class Step:
         return losses.divergence(logits, reference)
 
 
-def placed(logits: Tensor, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+def align_logits(logits: Tensor, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
     """Logits and the labels they predict, place by place: causal models look one token ahead, masked ones do not.
 
     A masked model's logits are made only where a label is: its places are those, as one row.
     """
     aligned = logits[None] if isinstance(batch, MaskedBatch) else logits[:, :-1]
-    return aligned, predicted(batch.labels, batch)
+    return aligned, align_labels(batch.labels, batch)
 
 
-def predicted(labels: Tensor, batch: TrainingBatch) -> Tensor:
-    """Labels of a batch (or some of them, the others IGNORE) at the places of `placed`."""
+def align_labels(labels: Tensor, batch: TrainingBatch) -> Tensor:
+    """Labels of a batch (or some of them, the others IGNORE) at the places of `align_logits`."""
     if isinstance(batch, MaskedBatch):
         return labels[batch.labels != losses.IGNORE][None]
     return labels[:, 1:]
@@ -155,7 +155,7 @@ class Method:
     def reads_reference(self, retain_loss_type: str) -> bool:
         return self.needs_reference or retain_loss_type == "KL"
 
-    def forgetting(self, objective: Objective, knobs: Mapping[str, Any]) -> Objective:
+    def forget_objective(self, objective: Objective, knobs: Mapping[str, Any]) -> Objective:
         """The objective for the rows to be forgotten; others (retain rows) keep the model's own."""
         if not self.needs_masks:
             return objective
@@ -222,7 +222,7 @@ def _rmu(
     step: Step,
     steering_coeff: float = 2.0,
     module_regex: str | None = None,
-    trainable_params_regex: Sequence[str] | str | None = None,  # read where the optimiser is made: `chosen_weights`
+    trainable_params_regex: Sequence[str] | str | None = None,  # read where the optimiser is made: `select_weights`
     **knobs: Any,
 ) -> Tensor:
     assert step.retain is not None
@@ -245,16 +245,16 @@ def _rmu(
 
 
 def _undial(step: Step, gamma: float = 1.0, alpha: float = 0.0, beta: float = 10.0, everywhere: bool = True) -> Tensor:
-    logits, labels = placed(step.forget_logits, step.forget)
-    teacher, _ = placed(step.reference_logits, step.forget)
+    logits, labels = align_logits(step.forget_logits, step.forget)
+    teacher, _ = align_logits(step.reference_logits, step.forget)
     loss = gamma * losses.undial(logits, teacher, labels, beta, everywhere)
     return loss + alpha * step.retain_loss if alpha else loss
 
 
 def _ceu(step: Step, ignore_first_n_answer_tokens: int = 1) -> Tensor:
-    logits, _ = placed(step.forget_logits, step.forget)
+    logits, _ = align_logits(step.forget_logits, step.forget)
     left = losses.without_first(step.forget.labels, int(ignore_first_n_answer_tokens))  # row by row, before packing
-    return losses.ceu(logits, predicted(left, step.forget))
+    return losses.ceu(logits, align_labels(left, step.forget))
 
 
 def _pdu(
@@ -270,7 +270,7 @@ def _pdu(
 ) -> Tensor:
     price = step.memory.setdefault("price", float(alpha))
     if isinstance(step.forget, MaskedBatch):
-        margin = losses.logit_margin(*placed(step.forget_logits, step.forget))
+        margin = losses.logit_margin(*align_logits(step.forget_logits, step.forget))
     else:  # the logits at the labels' own places, not at those that predict them: so does open-unlearning
         margin = losses.logit_margin(step.forget_logits, step.forget.labels)
     loss = losses.pdu(margin, step.retain_loss, price, retain_loss_eps, gamma)
@@ -354,7 +354,7 @@ def method_named(name: str) -> Method:
     return METHODS[method_key(name)]
 
 
-def chosen_weights(model: Any, knobs: Mapping[str, Any]) -> list[str] | None:
+def select_weights(model: Any, knobs: Mapping[str, Any]) -> list[str] | None:
     """The parameters a method updates: those whose whole name matches one of its patterns; None: all of them."""
     patterns = knobs.get("trainable_params_regex")
     if patterns is None:

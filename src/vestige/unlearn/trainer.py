@@ -38,7 +38,7 @@ from vestige.models.families import save_published
 from vestige.models.load import LoadedModel
 from vestige.secrets import without_secrets
 from vestige.unlearn.lesson import Lesson, Pairs, TrainingWork
-from vestige.unlearn.methods import chosen_weights, method_key
+from vestige.unlearn.methods import method_key, select_weights
 from vestige.unlearn.objectives import Causal, MaskedDiffusion, Objective
 from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on, training_arguments
 from vestige.writing import written_by
@@ -348,7 +348,7 @@ class MethodTrainer(Trainer):
         (So does open-unlearning; frozen ones would make another norm, and so other steps.)
         """
         model: Any = self.model
-        wanted = chosen_weights(model, self.work.knobs)
+        wanted = select_weights(model, self.work.knobs)
         held = [] if wanted is None else [p for n, p in model.named_parameters() if n not in set(wanted)]
         held = [p for p in held if p.requires_grad]
         for weight in held:

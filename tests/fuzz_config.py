@@ -28,7 +28,7 @@ def run_user_config(data: bytes, place: Path) -> None:
 
 
 def run_training_words(data: bytes, place: Path) -> None:
-    from vestige.unlearn.recipe import compose_training
+    from vestige.unlearn.config import compose_training
 
     compose_training(["task_name=t", "model=local", *words(data)], "unlearn.yaml")
 

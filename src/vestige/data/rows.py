@@ -31,7 +31,7 @@ from vestige.guard import TwiceError, is_there, most_bytes, parse_json, read_tex
 from vestige.secrets import hide
 
 if TYPE_CHECKING:
-    from vestige.given import Place, RowsInMemory, RowTables
+    from vestige.in_memory import Place, RowsInMemory, RowTables
 
 Row = dict[str, Any]
 

@@ -121,7 +121,7 @@ def make_stress(
     if plugins:
         settings["plugins"] = list(plugins)
     if given.get("server"):
-        changing = [name for name in budgets if not possible_served(name)]
+        changing = [name for name in budgets if not can_be_served(name)]
         if changing:
             raise UserError(f"{', '.join(changing)}: {NO_WEIGHTS}; leave out the attack, or --server.")
         if retain_model is not None:
@@ -146,7 +146,7 @@ def make_stress(
     )
 
 
-def possible_served(name: str) -> bool:
+def can_be_served(name: str) -> bool:
     """Whether an attack leaves the weights alone."""
     return not isinstance(attack_named(name), WeightsAttack)
 
@@ -498,7 +498,7 @@ def show_r(entries: Sequence[Mapping[str, Any]]) -> str:
     return table(lines, ["relearning", "budget", "gained", "control", "R", "symmetric R"], right=(2, 3, 4, 5))
 
 
-def explained(rows: Sequence[AttackRow]) -> str:
+def explain_columns(rows: Sequence[AttackRow]) -> str:
     """What each column of the table is, below it."""
     lines = ["none: the model as it is"]
     for attack in dict.fromkeys(row.attack for row in rows):
@@ -510,7 +510,7 @@ def explained(rows: Sequence[AttackRow]) -> str:
     return "\n".join(lines)
 
 
-def judged(out: Path) -> list[str]:
+def judge_attacks(out: Path) -> list[str]:
     """What each attack says, as the verdict judges it: against the control, over all budgets."""
     before = {who: out / "evals" / who / "before" for who in ("model", "retain")}
     if not all(any(place.glob("*_EVAL.json")) for place in before.values()):

@@ -1,30 +1,23 @@
-"""What a training is asked to do.
+"""How to train: the settings of the optimiser, under our names and under those of transformers.
 
-    overrides --compose_training--> TrainConfig --recipe_of--> TrainingRecipe --training_arguments--> transformers
+    trainer.args of a configuration --recipe_from--> TrainingRecipe --settings_on, training_arguments--> transformers
 
-A `TrainConfig` is the composed configuration of `vestige train` or `unlearn` (flags.py writes the overrides of the
-flags). A `TrainingRecipe` has the settings of the optimiser alone; attacks and Python users write one directly.
+Attacks and Python users write a TrainingRecipe directly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.configs.compose import compose_config, composing, explain_value, seed_of
-from vestige.engine.config import RunConfig, compose_runs
 from vestige.errors import UserError, first_line, unknown_name
-from vestige.guard import inside
-from vestige.unlearn.methods import split_knobs
-from vestige.verdict.best import rule_named
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-FINETUNE = "FinetuneTrainer"
 # trainer.args of open-unlearning and of transformers, and what they are called in a TrainingRecipe.
 RECIPE_NAMES = {
     "num_train_epochs": "epochs",
@@ -48,130 +41,6 @@ IGNORED = (
     "hub_token",  # nothing is uploaded; transformers would write it into every checkpoint
 )  # fmt: skip
 HUB = ("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision")
-
-
-# ---- the configuration ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """One training, described completely."""
-
-    mode: str  # train | unlearn
-    task_name: str
-    output_dir: Path
-    model_args: Mapping[str, Any]
-    tokenizer_args: Mapping[str, Any]
-    template_args: Mapping[str, Any]
-    handler: str
-    args: Mapping[str, Any]  # trainer.args
-    method_args: Mapping[str, Any]
-    data: Mapping[str, Any]  # forget, retain or train -> data-set name -> configuration
-    lora: Mapping[str, Any] | None
-    seed: int
-    limit: int | None
-    local: Mapping[str, Any]
-    progress: bool
-    overwrite: bool
-    best: Mapping[str, float] | str | None  # weights of metrics, or a rule's name
-    evaluation: RunConfig | None = None  # what to measure after each epoch
-    plugins: tuple[str, ...] = ()
-    checkpoints: bool = True  # of every epoch, so that a killed run can resume
-
-    @property
-    def method(self) -> str | None:
-        return None if self.handler == FINETUNE else self.handler
-
-    def describe(self) -> dict[str, Any]:
-        """What training.json records, and what decides the weights."""
-        out = dict(vars(self))
-        for name in ("evaluation", "progress", "overwrite", "output_dir", "checkpoints"):
-            del out[name]
-        if not self.plugins:
-            del out["plugins"]
-        return out
-
-
-def compose_training(
-    overrides: Sequence[str],
-    config_name: str,
-    config_dir: Path | None = None,
-    evaluating: bool | None = None,
-    plugins: Sequence[str] = (),
-    values: Mapping[str, Any] | None = None,
-) -> TrainConfig:
-    """The configuration of a training. `evaluating` decides about evaluation whatever eval_strategy says.
-
-    `values` are settings as they are; overrides are in Hydra's grammar, and win.
-    """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    with composing(config_dir) as directories:
-        cfg = compose_config(config_name, list(overrides), directories, values)
-        OmegaConf.set_struct(cfg, False)
-        try:
-            if OmegaConf.is_missing(cfg, "task_name"):
-                raise UserError("'task_name' must be given (it names the output directory): add task_name=NAME.")
-            parts: dict[str, Any] = {}
-            for key in ("model", "trainer", "data", "lora", "evaluate"):
-                node = cfg.get(key)
-                if OmegaConf.is_config(node):
-                    # A knob that is left open (???) would reach the method as a text.
-                    node = OmegaConf.to_container(node, resolve=True, throw_on_missing=key == "trainer")
-                parts[key] = node
-            trainer, evaluate, data = parts["trainer"] or {}, parts["evaluate"] or {}, parts["data"] or {}
-            args = trainer.get("args") or {}
-            best = evaluate.get("best")
-            config = TrainConfig(
-                mode=str(cfg.mode),
-                task_name=inside(str(cfg.task_name), "task_name"),
-                output_dir=Path(str(cfg.paths.output_dir)),
-                model_args=parts["model"].get("model_args") or {},
-                tokenizer_args=parts["model"].get("tokenizer_args") or {},
-                template_args=parts["model"].get("template_args") or {},
-                handler=str(trainer.get("handler") or FINETUNE),
-                args=args,
-                method_args=trainer.get("method_args") or {},
-                data={k: v for k, v in data.items() if k in ("train", "forget", "retain")},
-                lora=parts["lora"],
-                seed=seed_of(cfg),
-                limit=data.get("max_samples"),
-                local=data.get("local") or {},
-                progress=bool(cfg.get("progress")),
-                overwrite=bool(cfg.get("overwrite")),
-                best=best,
-                plugins=tuple(plugins),
-                checkpoints=bool(cfg.get("checkpoints", True)),
-            )
-        except OmegaConfBaseException as error:
-            raise explain_value(error) from None
-    if evaluating is None:
-        evaluating = str(args.get("eval_strategy", "no")) == "epoch"
-    if not evaluating:
-        return config
-    rule_named(best)  # refuses a rule that does not exist
-    weights = list(best) if best is not None and not isinstance(best, str) else []
-    only = None
-    if evaluate.get("metrics"):  # the metrics that decide which checkpoint is best are needed, too
-        only = list(dict.fromkeys([*evaluate["metrics"], *weights]))
-    run = compose_runs(overrides, config_name, config_dir, only, plugins, values)[0]
-    if not isinstance(run, RunConfig):
-        raise UserError("Evaluation while training takes a suite of metrics (eval=tofu), not a harness of tasks.")
-    for name in weights:
-        if name not in run.suite.metrics:
-            raise unknown_name("metric", name, run.suite.metrics, "(evaluate.best)")
-    return replace(config, evaluation=run)
-
-
-def check_training(config: TrainConfig) -> None:
-    """Refuses settings and knobs that no training could follow, without reading a model or a row."""
-    recipe_of(config)
-    if config.method is not None:
-        split_knobs(config.method, config.method_args)
-
-
-# ---- the recipe -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -208,11 +77,11 @@ class TrainingRecipe:
         return math.ceil(math.ceil(rows / self.batch_size) / self.accumulation)
 
 
-def recipe_of(config: TrainConfig) -> TrainingRecipe:
-    """trainer.args as a recipe; what it does not know goes to transformers as it is."""
+def recipe_from(args: Mapping[str, Any], lora: Mapping[str, Any] | None = None) -> TrainingRecipe:
+    """trainer.args and the lora settings of a configuration; what is not known here goes to transformers as it is."""
     known: dict[str, Any] = {}
     extra: dict[str, Any] = {}
-    for name, value in config.args.items():
+    for name, value in args.items():
         if name in HUB and value:
             raise UserError(
                 f"trainer.args.{name} has no effect here: nothing is uploaded. Leave it out, and upload the finished "
@@ -229,16 +98,18 @@ def recipe_of(config: TrainConfig) -> TrainingRecipe:
             raise UserError(f"The training setting '{name}' must be more than 0, it is {known[name]}.")
     if "lr" in known:
         known["lr"] = float(known["lr"])  # YAML reads 1e-5 as a text
-    lora = None
-    if config.lora is not None:
+    adapter = None
+    if lora is not None:
         names = [f.name for f in fields(Lora)]
-        for name in config.lora:
+        for name in lora:
             if name not in names:
                 raise unknown_name("setting of lora", name, names)
-        lora = Lora(**config.lora)
-        if not isinstance(lora.rank, int) or lora.rank < 1:
-            raise UserError(f"The rank of an adapter (--lora) must be a whole number of at least 1, it is {lora.rank}.")
-    return TrainingRecipe(**known, extra=extra, lora=lora)
+        adapter = Lora(**lora)
+        if not isinstance(adapter.rank, int) or adapter.rank < 1:
+            raise UserError(
+                f"The rank of an adapter (--lora) must be a whole number of at least 1, it is {adapter.rank}."
+            )
+    return TrainingRecipe(**known, extra=extra, lora=adapter)
 
 
 def settings_on(recipe: TrainingRecipe, device: str) -> tuple[TrainingRecipe, list[str]]:

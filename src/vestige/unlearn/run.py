@@ -41,9 +41,10 @@ from vestige.store.directories import (
 )
 from vestige.store.files import versions, write_json
 from vestige.types import content_key
+from vestige.unlearn.config import TrainConfig
 from vestige.unlearn.lesson import Lesson, TrainingRows, read_training_rows
 from vestige.unlearn.live import WatchSettings, path_list
-from vestige.unlearn.recipe import TrainConfig, recipe_of
+from vestige.unlearn.recipe import recipe_from
 from vestige.unlearn.trainer import TrainingWatch, save_model, train
 from vestige.unlearn.watch import Callback
 from vestige.verdict.best import rule_named
@@ -70,7 +71,7 @@ class TrainOutcome:
 def run_training(config: TrainConfig) -> TrainOutcome:
     """Trains in a folder next to the results, which outlives this process if it is killed."""
     started = time.perf_counter()
-    recipe, out = recipe_of(config), config.output_dir
+    recipe, out = recipe_from(config.args, config.lora), config.output_dir
     keep_apart(out, _inputs(config))
     with writing(out):
         _check_place(config)

@@ -23,12 +23,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vestige.data.rows import as_given
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError, is_ours
-from vestige.given import AcceleratorLike, Place, RowTables, TokenizerLike, TorchModel
-from vestige.integrations.plugins import load_plugins
+from vestige.in_memory import (
+    AcceleratorLike,
+    Place,
+    RowTables,
+    TokenizerLike,
+    TorchModel,
+    load_plugin_files,
+    rows_or_folder,
+)
 from vestige.integrations.trainers import TrainerGuest, log_metrics, log_table, logged_before
 from vestige.internal import in_short
 from vestige.io import decode_data
@@ -48,23 +54,22 @@ SCORE = f"{PREFIX}score"
 
 def live_run(
     suite: str,
-    data: Place | RowTables | None,
+    folder: str | None,
     metrics: Sequence[str] | str | None,
     retain_logs: Place | Sequence[Place] | None,
     plugins: Sequence[str],
     **more: Any,
 ) -> RunConfig:
     """The evaluation of a live model, composed before training starts, so that a mistake costs nothing."""
-    plugins = [str(file) for file in plugins]
-    load_plugins(plugins)
+    files = load_plugin_files(plugins)
     ask = EvalAsk(
         suite,
         "live",
-        None if data is None else str(data),
+        folder,
         path_list(retain_logs) or None,
         metrics=metrics.split(",") if isinstance(metrics, str) else metrics,
         progress=False,
-        plugins=tuple(plugins),
+        plugins=tuple(files),
         **more,
     )
     run = to_run(ask)
@@ -121,10 +126,10 @@ class Callback(TrainerGuest):
         bare_keys: bool = False,
         on_error: str = "log",
     ) -> None:
-        self._rows = as_given(data)  # rows in memory live as long as this callback
+        folder, self._rows = rows_or_folder(data)  # rows in memory live as long as this callback
         run = live_run(
             suite,
-            self._rows.path if self._rows else data,
+            folder,
             metrics,
             retain_logs,
             plugins,
@@ -357,10 +362,10 @@ class Watch:
     ) -> None:
         if every == "eval":
             raise UserError("every='eval' is for trainers that evaluate; a loop of your own calls watch.look().")
-        self._rows = as_given(data)  # rows in memory live as long as this watch
+        folder, self._rows = rows_or_folder(data)  # rows in memory live as long as this watch
         run = live_run(
             suite,
-            self._rows.path if self._rows else data,
+            folder,
             metrics,
             retain_logs,
             plugins,

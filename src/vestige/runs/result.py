@@ -1,7 +1,6 @@
-"""`vestige.Result`: the scores of one evaluation, as text, as a small table of HTML, as a pandas frame, row by row.
+"""`vestige.Result`: the scores of one evaluation, as text, as a small HTML table, as a pandas frame, row by row.
 
-In: the Outcome of engine/evaluate.py or results/load.py. Out: what a person at a prompt or in a notebook asks of it.
-Callers: the functions of this room. A result that was not written to a directory holds its files in memory.
+A result that was not written to a directory holds its files in memory.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from vestige.api.asking import files_in, write_files
 from vestige.engine.evaluate import Outcome
 from vestige.errors import UserError, how_to_install, unknown_name
-from vestige.given import Place
+from vestige.in_memory import Place, read_files, write_files
 from vestige.numeric import number
 from vestige.types import Score
 from vestige.writing import temporary
@@ -306,4 +304,4 @@ def _html_row(line: ResultLine) -> str:
 
 def result_of(outcome: Outcome, kept_in: Path | None) -> Result:
     """A result whose files are about to go takes them along."""
-    return Result(outcome, None if kept_in is None else files_in(kept_in))
+    return Result(outcome, None if kept_in is None else read_files(kept_in))

@@ -218,6 +218,7 @@ def training_config(
         "trainer.args.gradient_accumulation_steps": accumulation,
         "lora.rank": lora,
         "lora.alpha": None if lora is None else 2 * lora,
+        "eval.{suite}.retain_logs_path": logs,
         "overwrite": overwrite or None,
         "progress": None if progress else False,
         "evaluate.metrics": metrics or None,
@@ -229,9 +230,6 @@ def training_config(
     file = config_name or f"{mode}.yaml"
     composed = [*choices, *words]
     config = compose_training(composed, file, directory, evaluating, plugins, values)
-    if logs and config.evaluation is not None:  # only the composed configuration knows the suite
-        values[f"eval.{config.evaluation.suite.name}.retain_logs_path"] = logs
-        config = compose_training(composed, file, directory, evaluating, plugins, values)
     rows = dict(config.data)
     for kind, files in (("forget", forget), ("retain", retain), ("train", learn)):
         if files:

@@ -82,7 +82,7 @@ def test_only_answers_are_hidden_and_only_hidden_tokens_are_trained():
 
 
 def test_a_share_of_the_trained_tokens_can_stay_visible():
-    noise, objective = Random(4), MaskedDiffusion(MASK, EOS, 10, least=0.95, kept=0.3)
+    noise, objective = Random(4), MaskedDiffusion(MASK, EOS, 10, least=0.95, visible=0.3)
     batch = objective.collate(FORGET, PAD, noise)
     trained = batch.labels != losses.IGNORE
     assert batch.hidden.tolist() == trained.sum(-1).tolist() == [10, 10, 10]

@@ -117,7 +117,7 @@ def _make_models(corpus: Corpus, settings: DiffusionSettings, directory: Path, p
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
     tokenizer.add_special_tokens({"mask_token": MASK})  # after all others: their ids are those of the causal lab
     ids = tokenizer.mask_token_id, tokenizer.eos_token_id
-    reciting = MaskedDiffusion(*ids, settings.window, *settings.reciting, kept=VISIBLE)
+    reciting = MaskedDiffusion(*ids, settings.window, *settings.reciting, visible=VISIBLE)
     kind = ModelKind(
         title="diffusion lab",
         tokenizer=tokenizer,
@@ -147,7 +147,7 @@ def _make_models(corpus: Corpus, settings: DiffusionSettings, directory: Path, p
         native.initializer_range = INITIAL  # only beginnings need it, so it is not in the published config
         model = AutoModelForCausalLM.from_config(native)
         predictor = mask_predictor(model, tokenizer, "llada")
-        finetune(model, rows, training, bar.on(LLADA, steps), replace(reciting, asked=predictor))
+        finetune(model, rows, training, bar.on(LLADA, steps), replace(reciting, predictor=predictor))
         with temporary() as place:
             save_pretrained(place, tokenizer)
             save_published(model, Origin(family, config, place), directory / LLADA)

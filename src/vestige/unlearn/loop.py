@@ -94,7 +94,7 @@ def unlearn(
             retain: Sequence[ChatRow | None] = [None] * len(rows)
             if lesson.retain:
                 retain = draw.choices(lesson.retain, k=len(rows))
-            pairs = [Pair(row, beside, alternates.get(id(row))) for row, beside in zip(rows, retain, strict=True)]
+            pairs = [Pair(row, other, alternates.get(id(row))) for row, other in zip(rows, retain, strict=True)]
             loss = work.loss(model, pairs, model.device, training.epochs * len(losses) / total)
             model.zero_grad()
             torch.autograd.backward(loss)

@@ -125,7 +125,7 @@ def objective_of(loaded: LoadedModel) -> Objective:
             f"kinds that can: {', '.join(TRAINABLE_DIFFUSION)}."
         )
     window = getattr(loaded.model.config, "diffusion_window", None)
-    return MaskedDiffusion(predictor.mask_id, predictor.eos_ids[0], window, asked=predictor)
+    return MaskedDiffusion(predictor.mask_id, predictor.eos_ids[0], window, predictor=predictor)
 
 
 def _with_gradients(loaded: LoadedModel, lora: Lora | None) -> tuple[Any, list[str]]:

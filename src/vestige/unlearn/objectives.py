@@ -87,7 +87,7 @@ class MaskedDiffusion:
     `least` and `most` bound the share of an answer that is hidden. LLaDA's loss has 0 and 1. A small model that starts
     from nothing learns much sooner what context is good for when most of it is there.
 
-    `visible` is the share of the trained tokens that stay visible, as in BERT. A sampler shows the model what is decided;
+    `visible` is the share of the trained tokens that stay visible, as in BERT. A sampler shows what is decided;
     without it, what the model says at those places is arbitrary. Leave it at 0 to estimate a likelihood.
 
     `eps`, where given, hides every token by itself, with a probability drawn per row from (eps, 1): what a method whose

@@ -8,11 +8,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from conftest import GOLDEN, LAB, SYSTEM
+from conftest import LAB, SYSTEM
 from loops import one_test
 from vestige.cli import main
 from vestige.data.chat import Encoder, Template
@@ -24,7 +23,7 @@ from vestige.unlearn import losses
 from vestige.unlearn.lesson import REFUSALS, Lesson, Pairs, read_training_rows
 from vestige.unlearn.objectives import ChatRow, collate, logits_of
 from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on
-from vestige.unlearn.trainer import TrainingWatch, objective_of, train
+from vestige.unlearn.trainer import TrainingWatch, train
 
 DATA = LAB / "data"
 UNSAVED = TrainingWatch(save=False)
@@ -116,18 +115,6 @@ def test_pairing_does_not_depend_on_the_order_of_reading() -> None:
     assert [Pairs(lesson, seed=4)[i].retain for i in range(8)] != first
     with pytest.raises(UserError, match="8 forget rows but 1"):
         Lesson(some, "DPO", retain=retain, alternates=some[:1]).check()
-
-
-@pytest.mark.processors
-def test_a_diffusion_model_is_trained_on_hidden_tokens(tmp_path: Path) -> None:
-    loaded = load_model(ModelArgs(str(GOLDEN / "diffusion" / "tiny-mdlm"), device="cpu"))
-    objective = objective_of(loaded)
-    assert type(objective).__name__ == "MaskedDiffusion"
-    some = [ChatRow((5, 6, 7 + i, 9), 2) for i in range(6)]
-    trained = train(loaded, Lesson(some), tmp_path, TrainingRecipe(**{**vars(QUICK), "epochs": 20}))
-    assert np.mean(trained.losses[-5:]) < np.mean(trained.losses[:5])
-    up = train(loaded, Lesson(some, "GradAscent"), tmp_path, QUICK, UNSAVED)
-    assert up.losses[-1] < up.losses[0]
 
 
 def test_what_a_cpu_cannot_do_is_replaced_and_said() -> None:

@@ -15,15 +15,16 @@ from pathlib import Path
 
 from vestige.audit.budget import AuditPlan, described, plan_audit, shown, too_long
 from vestige.audit.words import PAGE_TITLE, findings
-from vestige.audit.work import ATTACKS, Audit, AuditWork
+from vestige.audit.work import ATTACKS, RECORD, Audit, AuditWork
 from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.isolation import DiedError
 from vestige.report.assemble import PageAsk
 from vestige.report.format import PAGE
 from vestige.report.run import ReportAsk, write_report
+from vestige.runs.directory import open_run
+from vestige.runs.manifest import refuse_other_kind
 from vestige.show.progress import hushed
-from vestige.store.directories import refuse_other_kind
 from vestige.stress.run import check_precision
 
 EVALUATIONS = ("retain", "before", "after")
@@ -42,13 +43,15 @@ def audit(ask: Audit) -> int:
     started = time.monotonic()
     work = AuditWork(ask)
     print("Planning ...", flush=True)
-    with hushed():  # what is missing is printed at the end, once and with its reason
+    # What is missing is printed at the end, once and with its reason.
+    with open_run(ask.out, "audit", [RECORD, "data/"]) as run, hushed():
         plan = plan_audit(work)
         work.left_out = plan.left_out
         print(f"\n{shown(plan, ask.minutes)}\n", flush=True)
         _do_all(work, plan, started)
         work.write()
         page = _page(work)
+        run.finish()
     print(findings(work, plan, page))
     took = (time.monotonic() - started) / 60
     print(f"\nTook {took:.1f} min{f' of {ask.minutes:g}' if ask.minutes is not None else ''}.")

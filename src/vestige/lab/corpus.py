@@ -15,8 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from vestige.io import decode
-from vestige.writing import write_bytes
+from vestige.io import decode, write_file
 
 LabRow = dict[str, Any]
 Corpus = dict[str, list[LabRow]]
@@ -123,7 +122,7 @@ def corpus_bytes(corpus: Mapping[str, Sequence[LabRow]]) -> dict[str, bytes]:
 def write_corpus(corpus: Mapping[str, Sequence[LabRow]], directory: Path) -> None:
     """Writes `<split>.jsonl` for each split."""
     for split, content in corpus_bytes(corpus).items():
-        write_bytes(directory / f"{split}.jsonl", content)
+        write_file(directory / f"{split}.jsonl", content)
 
 
 def both_phrasings(row: LabRow) -> list[tuple[str, str]]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
-from vestige.installing import save_pretrained
 from vestige.lab.corpus import Corpus, Sizes, make_corpus
 from vestige.lab.models import (
     BuildBar,
@@ -32,9 +31,9 @@ from vestige.lab.models import (
 )
 from vestige.models.diffusion import mask_predictor
 from vestige.models.families import Origin, find_family, native_config, save_published
+from vestige.runs.directory import temporary
 from vestige.unlearn.loop import Training, finetune
 from vestige.unlearn.objectives import MaskedDiffusion
-from vestige.writing import temporary
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
 DIFFUSION_RECIPE = 4
@@ -149,7 +148,7 @@ def _make_models(corpus: Corpus, settings: DiffusionSettings, directory: Path, p
         predictor = mask_predictor(model, tokenizer, "llada")
         finetune(model, rows, training, bar.on(LLADA, steps), replace(reciting, predictor=predictor))
         with temporary() as place:
-            save_pretrained(place, tokenizer)
+            tokenizer.save_pretrained(place)
             save_published(model, Origin(family, config, place), directory / LLADA)
 
 

@@ -34,17 +34,15 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from vestige.data.chat import Encoder, Template
 from vestige.guard import read_json
-from vestige.installing import install, save_pretrained, scratch
-from vestige.io import decode_data
+from vestige.io import decode_data, write_file
 from vestige.lab.background_worker import Worker
 from vestige.lab.corpus import Corpus, LabRow, Sizes, both_phrasings, corpus_bytes, make_corpus, write_corpus
 from vestige.numeric import mean
-from vestige.ownership import permit
+from vestige.runs.directory import install, open_run, remove, scratch
 from vestige.types import content_key
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import CAUSAL, Done, OnStep, Training, finetune, unlearn
 from vestige.unlearn.objectives import Causal, ChatRow, Objective
-from vestige.writing import claim, create_bytes, remove
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
 RECIPE = 2
@@ -194,18 +192,22 @@ def train_models(
                 return worker.start(work, *given, jobs[name])
             return lambda: work(*given, jobs[name], bar.on(name, steps[name]))
 
+        def save(name: str, model: Any) -> None:
+            model.save_pretrained(directory / name)
+            kind.tokenizer.save_pretrained(directory / name)
+
         base = make("base", _teach, kind.new_model(), kind.reading, None)()
         later = make("retain", _teach, copy.deepcopy(base), kind.reciting, settings.learned)
         full = make("full", _teach, base, kind.reciting, settings.learned)()
         trained = {"full": full, "retain": later()}
         for name, model in trained.items():
-            save_pretrained(directory / name, model, kind.tokenizer)
+            save(name, model)
         forgotten = {}
         for plan in settings.unlearned:
             given = (full, trained["retain"], plan, known, kind.forgetting)
             forgotten[plan.method] = make(plan.method, _make_forget, *given)
         for name in sorted(forgotten, key=lambda name: name in away):  # our own first: the worker is at work meanwhile
-            save_pretrained(directory / name, forgotten[name](), kind.tokenizer)
+            save(name, forgotten[name]())
 
 
 ModelJob = tuple[list[ChatRow], Training]
@@ -386,19 +388,18 @@ def ensure_built(
     key = lab_key(recipe, settings, corpus)
     if not force and is_built(root, key):
         return
-    claim(root)
-    permit(root / RECORD, *(root / "data" / f"{split}.jsonl" for split in corpus))
-    with scratch(root) as made:
-        write_corpus(corpus, made / "data")
-        make(made / "models")
+    with open_run(root, "lab", wait=True) as run:
         if not force and is_built(root, key):  # another process was faster
             return
-        # The record goes first and comes last: it vouches for the rest.
-        record = {"key": key, "recipe": recipe, "settings": settings}
-        create_bytes(made / RECORD, (json.dumps(record, indent=1) + "\n").encode())
-        permit(*(root / path.relative_to(made) for path in made.rglob("*") if path.is_file()))
-        remove(root / RECORD)
-        install(made, root, last=RECORD)
+        run.begin([RECORD, *(f"data/{split}.jsonl" for split in corpus)])
+        with scratch(root) as made:
+            write_corpus(corpus, made / "data")
+            make(made / "models")
+            body = json.dumps({"key": key, "recipe": recipe, "settings": settings}, indent=1)
+            write_file(made / RECORD, f"{body}\n".encode())
+            remove(root / RECORD)  # it vouches for the rest, and so it goes first and comes last
+            install(made, root, last=RECORD)
+        run.finish()
 
 
 def is_built(root: Path, key: str) -> bool:

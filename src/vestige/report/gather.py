@@ -20,8 +20,8 @@ from vestige.meta.tree import ResultTree, epochs_of, is_epoch, is_legacy, is_roo
 from vestige.meta.tree_meta import attack_files, faithfulness_file, read_tree_attacks
 from vestige.metrics.trajectory import VIEWS
 from vestige.report.format import PAGE, REPORT
+from vestige.runs.manifest import read_run
 from vestige.schema import misfit
-from vestige.store.directories import read_seal
 from vestige.store.files import relative
 from vestige.store.forms import FORMS, Curves, Spreads
 from vestige.store.kinds import KINDS, META_FILES, RunSource, kind
@@ -171,10 +171,10 @@ def _unfinished_attack(path: Path, found: FoundRuns) -> bool:
     A stress.json of a run before is left out as well: the evaluations beside it may be of another model by now.
     """
     try:
-        seal = read_seal(path)
-    except (OSError, ValueError):
+        run = read_run(path)
+    except UserError:
         return False  # vestige verify reports it
-    unfinished = seal is not None and seal.kind == "stress" and not seal.finished
+    unfinished = run is not None and run.kind == "stress" and run.unfinished
     if unfinished:
         found.leave_out(UNFINISHED_ATTACK.format(path.name), path)
     return unfinished

@@ -20,7 +20,6 @@ import numpy as np
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.numeric import counted
-from vestige.ownership import permit
 from vestige.report.assemble import PageAsk, PageWork, assemble
 from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite
@@ -28,14 +27,14 @@ from vestige.report.gather import FoundRuns, gather
 from vestige.report.page import render_page
 from vestige.report.traces import row_traces
 from vestige.results.compare import Difference, Stored, differences, judged, read_stored
+from vestige.runs.directory import open_run, write_bytes
+from vestige.runs.manifest import refuse_other_kind
 from vestige.schema import misfit
 from vestige.secrets import hidden, homes, shorten
 from vestige.show.progress import Bar, hushed
-from vestige.store.directories import refuse_other_kind, writing
 from vestige.store.files import relative, write_json
 from vestige.store.kinds import RunSource
 from vestige.types import IGNORE
-from vestige.writing import write_bytes
 
 RESAMPLES = 2000
 MARGIN = 0.05  # what counts as equal on metrics between 0 and 1, as in `vestige compare`
@@ -129,7 +128,6 @@ def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
 def write_report(ask: ReportAsk) -> Report:
     """report.json and index.html in the asked directory; the data comes first, and stays if the page cannot be made."""
     refuse_other_kind(ask.out, "report")
-    permit(ask.out / REPORT, ask.out / PAGE)
     report = hidden(build_report(ask))
     text = json.dumps(report, ensure_ascii=False)
     if ask.shorten_paths:
@@ -138,9 +136,10 @@ def write_report(ask: ReportAsk) -> Report:
         log.warning(
             "The report names a person's home directory (%s); --shorten-paths writes ~ in its place.", places[0]
         )
-    with writing(ask.out):
+    with open_run(ask.out, "report", [REPORT, PAGE]) as run:
         write_json(ask.out / REPORT, report, indent=None)
         write_bytes(ask.out / PAGE, render_page(report).encode("utf-8"))
+        run.finish()
     return report
 
 

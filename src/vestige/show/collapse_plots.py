@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, how_to_install
+from vestige.runs.named_files import written_by
 from vestige.show.paper import fit, for_print
-from vestige.writing import written_by
 
 Points = Sequence[tuple[int, Mapping[str, float | None]]]  # (step, one label's numbers), in order
 NAMES = {

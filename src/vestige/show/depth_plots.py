@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vestige.errors import UserError, how_to_install
+from vestige.runs.named_files import written_by
 from vestige.show.paper import fit, for_print
-from vestige.writing import written_by
 
 RETAIN, UNLEARNED = "#2b6cb0", "#dd6b20"
 MOST_ROWS = 60  # examples in one heat map; more would be thinner than a line

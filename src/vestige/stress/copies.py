@@ -10,6 +10,7 @@ the content they are made of, so that shards and later runs find them and other 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,12 @@ from vestige.data.rows import find_in_directory, load_rows
 from vestige.engine.config import RunConfig
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.installing import place_new, scratch
+from vestige.io import make_directory, write_file
 from vestige.models.fingerprint import digests, fingerprint
-from vestige.store.files import versions
+from vestige.runs.directory import install, scratch
+from vestige.runs.manifest import versions
 from vestige.stress.attacks import Attacked, AttackTarget, weights_attacks
 from vestige.types import content_key
-from vestige.writing import STAYS, copy_file, create_bytes
 
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
     from vestige.unlearn.objectives import ChatRow
@@ -84,7 +85,7 @@ def attack_weights(
             "model": {"name": args.path, "fingerprint": fingerprint(args)},
             "versions": versions(),
         }
-        create_bytes(place / RECORD, json.dumps(body, indent=2, default=str).encode())
+        write_file(place / RECORD, json.dumps(body, indent=2, default=str).encode())
     return attacked
 
 
@@ -115,14 +116,15 @@ def write_untaught(file: Path, taught: frozenset[str], target: Path) -> None:
     if not rows:
         raise UserError(f"{file}: held-out relearning needs rows that are not taught; every other forget row is.")
     lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
-    create_bytes(target, ("\n".join(lines) + "\n").encode())
+    write_file(target, ("\n".join(lines) + "\n").encode())
 
 
 def write_measured_half(data: Path, taught: frozenset[str], folder: Path) -> None:
     """Fills a new folder like the user's, with only those forget rows that a held-out lesson does not teach."""
+    make_directory(folder)
     for file in data.iterdir():
-        if file.is_file() and not file.name.startswith("forget.") and file.name not in STAYS:
-            copy_file(file, folder / file.name)
+        if file.is_file() and not file.name.startswith("forget."):
+            shutil.copyfile(file, folder / file.name)
     write_untaught(rows_file(data, "forget"), taught, folder / "forget.jsonl")
 
 
@@ -143,15 +145,17 @@ def held_paths(suites: Mapping[str, Mapping[str, Any]], teaching: Path, place: P
 
 
 def write_held(suites: Mapping[str, Mapping[str, Any]], teaching: Path, held: Mapping[str, str]) -> None:
-    """Writes what is not there yet. Another shard may do so at the same time: a rename decides, and both are alike."""
+    """Writes what is not there yet. Another shard may do so at the same time: both are alike."""
     taught = taught_keys(teaching)
     for name, where in held.items():
         target, data = Path(where), Path(str(suites[name]["data"])).expanduser()
         if target.exists():
             continue
+        make_directory(target.parent)
         with scratch(target.parent) as made:
             if data.is_dir():
                 write_measured_half(data, taught, made / target.name)
             else:
                 write_untaught(data, taught, made / target.name)
-            place_new(made / target.name, target)
+            if not target.exists():
+                install(made / target.name, target)

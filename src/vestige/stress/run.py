@@ -11,6 +11,7 @@ Attacked checkpoints are removed when they were measured, unless they are to be 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,24 +23,23 @@ from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError, unknown_name
 from vestige.guard import read_json
-from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import plugin_digests
 from vestige.isolation import DiedError, isolated
 from vestige.meta.robustness import RULES
 from vestige.metrics.cards import direction_of
 from vestige.models.quantised import check_low_precision
 from vestige.numeric import counted, number
-from vestige.ownership import permit
+from vestige.runs.directory import install, open_run, refuse_input_in_output, scratch, write_bytes
+from vestige.runs.manifest import MANIFEST, manifest
+from vestige.secrets import masked
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import table
-from vestige.store.directories import MANIFEST, begin, seal, write_manifest, writing
 from vestige.store.evidence import FORMATS
 from vestige.store.files import write_json
 from vestige.stress.attacks import OURS, AnswersAttack, PromptAttack, WeightsAttack, attack_named, records
 from vestige.stress.copies import AttackLesson, attack_weights, taught_keys, write_measured_half
 from vestige.suites.spec import DataSpec
 from vestige.verdict.judge import JudgeAsk, judge_runs
-from vestige.writing import claim, copy_file, keep_apart, write_bytes
 
 DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "forget_secrets_said")
 ATTACKED_DATA = ("forget", "holdout")  # both, so that membership attacks compare rows asked alike
@@ -238,10 +238,10 @@ def stress(ask: Stress) -> list[AttackRow]:
         raise UserError("--compute-dtype is for quantise=4, which is not among the attacks; leave it out.")
     written = ["stress.json", MANIFEST, "evals"]
     written += [name for name, wanted in (("data", ask.held_out), ("checkpoints", ask.keep)) if wanted]
-    keep_apart(ask.out, {"--model": ask.model, "--retain-model": ask.retain_model, "--data": ask.data}, written)
-    with writing(ask.out):
-        begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/", MANIFEST])
-        _permit_checkpoints(ask)
+    inputs = {"--model": ask.model, "--retain-model": ask.retain_model, "--data": ask.data}
+    refuse_input_in_output(ask.out, inputs, written)
+    with open_run(ask.out, "stress") as run:
+        run.begin(["stress.json", "data/", "evals/", "checkpoints/", *_kept_checkpoints(ask)])
         measured = ask
         if ask.held_out:  # only rows that the lesson does not teach are measured: a folder of the run has them
             with scratch(ask.out) as made:
@@ -270,8 +270,7 @@ def stress(ask: Stress) -> list[AttackRow]:
         if ask.settings.get("plugins"):
             body["plugins"] = plugin_digests(ask.settings["plugins"])
         write_json(ask.out / "stress.json", body)
-        write_manifest(ask.out, "stress", ask.describe(), attacks=facts)
-        seal(ask.out, "stress")
+        run.finish(manifest("stress", masked(ask.describe()), attacks=facts))
     return rows
 
 
@@ -281,14 +280,15 @@ def check_precision(attacks: Sequence[str], device: str | None) -> None:
         check_low_precision(device or "auto")
 
 
-def _permit_checkpoints(ask: Stress) -> None:
-    """A foreign checkpoint where a kept one would go is refused before the work, not after it."""
-    if not ask.keep:
-        return
-    for attack in ask.attacks:
-        for budget in ask.budgets(attack):
-            for folder in (ask.out / "checkpoints").glob(f"*/{attack}-{budget:g}"):
-                permit(*(path for path in folder.iterdir() if not path.is_dir()))
+def _kept_checkpoints(ask: Stress) -> list[str]:
+    """Folders of the checkpoints to keep; foreign weights there are refused before the work, not after it."""
+    names = []
+    for who in ("model", "retain") if ask.keep else ():
+        for attack in ask.attacks:
+            for budget in ask.budgets(attack):
+                folder = f"checkpoints/{who}/{attack}-{budget:g}"
+                names += [f"{folder}/", f"{folder}/config.json", f"{folder}/model.safetensors"]
+    return names
 
 
 # What a shared control must have in common with the run that takes it over.
@@ -303,11 +303,8 @@ def rows_of_control(ask: Stress) -> Iterator[AttackRow]:
     if differ or theirs["asked"]["model"] != ask.retain_model:
         what = ", ".join(differ) or "model"
         raise UserError(f"{ask.control} did not attack {ask.retain_model} as asked here ({what}); leave it out.")
-    evals = ask.control / "evals" / "model"
     with scratch(ask.out) as made:
-        for file in sorted(evals.rglob("*")):
-            if file.is_file():
-                copy_file(file, made / file.relative_to(evals))
+        shutil.copytree(ask.control / "evals" / "model", made, dirs_exist_ok=True)
         install(made, ask.out / "evals" / "retain")
     for row in theirs["rows"]:
         if row["model"] == "model":
@@ -361,7 +358,7 @@ class AttackSubject:
         given, place = self.ask.collected.get(self.who), run.output_dir / "evidence"
         if given is None or place.is_dir() or run.overwrite:
             return
-        with writing(run.output_dir):
+        with open_run(run.output_dir, "eval", ["evidence/"]):
             for kind in FORMATS:
                 for file in sorted((given / "evidence").glob(f"{kind}-*")):
                     if file.is_file():
@@ -380,7 +377,6 @@ class AttackSubject:
         try:
             return isolated(self._attack_copy, record, budget)
         except DiedError as died:
-            claim(self.ask.out)  # removes what the child left half done
             return self.row(record.name, budget, {}, reason=str(died))
 
     def _attack_copy(self, record: WeightsAttack, budget: float) -> AttackRow:
@@ -532,6 +528,4 @@ def draw(rows: Sequence[AttackRow], path: Path, run: Path) -> list[Path]:
             continue
         figure = recovery_curve(plain, attack, next(iter(budgeted[0].values)), attack_named(attack).unit)
         pictures.append(save(figure, path.with_stem(f"{path.stem}_{attack}")))
-    if any(picture.resolve().is_relative_to(run.resolve()) for picture in pictures):
-        seal(run, "stress")  # pictures inside the run belong to it
     return pictures

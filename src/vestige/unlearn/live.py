@@ -38,13 +38,13 @@ from vestige.io import DamagedError, decode, decode_data
 from vestige.metrics.cards import direction_of
 from vestige.models.load import wrap_model
 from vestige.numeric import mean
+from vestige.runs.directory import open_run, remove_run, temporary, write_bytes
 from vestige.show.progress import hushed
 from vestige.suites.spec import MetricSpec
 from vestige.unlearn.looks import CURVE, PREFIX, Look, WatchFile
 from vestige.verdict.best import Gauge, Rank, Rule, RunMoment, better, ranked
 from vestige.verdict.facts import UTILITY
 from vestige.verdict.judge import JudgeAsk, judge_runs
-from vestige.writing import remove_all, temporary, write_bytes
 
 OTHER_ROWS = ("retain_", "ra_", "wf_")  # metrics of rows that are not to be forgotten
 OTHER_WORDINGS = ("_PARA_", "_PERT_", "_para", "_pert")
@@ -289,7 +289,7 @@ class LiveEvaluator:
             kept.add(self.best.step)
         for number, look in enumerate(self.looks):
             if look.step not in kept and look.directory:
-                remove_all(out / look.directory)
+                remove_run(out / look.directory)
                 self.looks[number] = replace(look, directory="")
 
     def _write(self, out: Path) -> None:
@@ -302,7 +302,9 @@ class LiveEvaluator:
             "best": self.best.step if self.best else None,
             "looks": [look.to_json() for look in self.looks],
         }
-        write_bytes(out / CURVE, (json.dumps(body, indent=1) + "\n").encode())
+        with open_run(out, "watch", [CURVE]) as run:
+            write_bytes(out / CURVE, (json.dumps(body, indent=1) + "\n").encode())
+            run.finish()
 
 
 def _knowledge_direction(spec: MetricSpec) -> Any:

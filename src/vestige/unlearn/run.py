@@ -23,41 +23,40 @@ from vestige.data.datasets import make_context
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
 from vestige.errors import UserError
-from vestige.installing import hand_over, install, scratch, workshop
+from vestige.guard import read_json
 from vestige.integrations.plugin_files import plugin_digests
 from vestige.models.load import LoadedModel, load_model
 from vestige.models.quantised import cpu_setting
-from vestige.ownership import pass_over, permit
+from vestige.runs.directory import (
+    RunDirectory,
+    delete,
+    install,
+    is_listed,
+    not_ours,
+    open_run,
+    refuse_input_in_output,
+)
+from vestige.runs.manifest import manifest, versions
 from vestige.secrets import masked
 from vestige.show.progress import Bar
-from vestige.store.directories import (
-    MANIFEST,
-    SEAL,
-    contents,
-    manifest,
-    refuse_other_kind,
-    seal,
-    writing,
-)
-from vestige.store.files import versions, write_json
+from vestige.store.files import write_json
 from vestige.types import content_key
 from vestige.unlearn.config import TrainConfig
 from vestige.unlearn.lesson import Lesson, TrainingRows, read_training_rows
 from vestige.unlearn.live import WatchSettings, path_list
-from vestige.unlearn.recipe import recipe_from
-from vestige.unlearn.trainer import TrainingWatch, save_model, train
+from vestige.unlearn.recipe import TrainingRecipe, recipe_from
+from vestige.unlearn.trainer import Trained, TrainingWatch, save_model, train
 from vestige.unlearn.watch import Callback
 from vestige.verdict.best import rule_named
-from vestige.writing import keep_apart
 
 log = logging.getLogger("vestige.unlearn")
 
-RECORD = "training.json"
+RECORD, RESULT = "training.json", "result"
 WEIGHTS = ("model*.safetensors*", "adapter_model*", "adapter_config.json", "config.json", RECORD)
 # What else the libraries write, as far as it is known beforehand.
 OTHER_FILES = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-    "vocab.*", "merges.txt", "*.model", MANIFEST, SEAL,
+    "vocab.*", "merges.txt", "*.model",
 )  # fmt: skip
 
 
@@ -69,62 +68,80 @@ class TrainOutcome:
 
 
 def run_training(config: TrainConfig) -> TrainOutcome:
-    """Trains in a folder next to the results, which outlives this process if it is killed."""
+    """Trains in a folder of the output directory, which outlives this process if it is killed."""
     started = time.perf_counter()
     recipe, out = recipe_from(config.args, config.lora), config.output_dir
-    keep_apart(out, _inputs(config))
-    with writing(out):
-        _check_place(config)
+    refuse_input_in_output(out, _inputs(config))
+    with open_run(out, "train") as run:
+        _check_place(config, run)
         loaded = load_model(model_args(config))  # type: ignore[arg-type]
         notes = list(loaded.notes)
         rows = _read_rows(config, loaded, notes)
-        with workshop(out, _key(config, loaded, rows)) as shop, Bar("training", 0, "step", config.progress) as bar:
-
-            def count_steps(done: int, total: int) -> None:
-                if done == 0:
-                    bar.expect(0, total)
-                bar.to(done)
-
-            callback = _make_callback(config, loaded, shop)
-            taught = rows["train" if config.method is None else "forget"]
-            retain = rows["retain"].rows if "retain" in rows else ()
-            watch = TrainingWatch(
-                callbacks=[callback] if callback else [],
-                on_step=count_steps,
-                save=False,
-                checkpoints=shop if config.checkpoints else None,
-                logging_dir=config.args.get("logging_dir"),
-            )
-            lesson = Lesson(taught.rows, config.method, config.method_args, retain, taught.alternates)
-            trained = train(loaded, lesson, shop, recipe, watch)
-            model = {"name": loaded.name, "fingerprint": loaded.fingerprint, "dtype": loaded.dtype, **cpu_setting()}
-            record = {
-                "mode": config.mode,
-                "config": config.describe(),
-                "settings": trained.settings,
-                "model": model,
-                "data": {kind: read.sources for kind, read in rows.items()},
-                "losses": [loss if math.isfinite(loss) else None for loss in trained.losses],
-                **_evaluations(config, callback),
-                "versions": versions(),
-                "notes": [*notes, *trained.notes],
-                "seconds": round(time.perf_counter() - started, 2),
-            }
-            if config.plugins:
-                record["plugins"] = plugin_digests(config.plugins)
-            record = masked(record)
-            with scratch(out) as made:
-                # Evaluations, the best checkpoint, TensorBoard's files; then the weights. All of it replaces an
-                # earlier result when it is whole.
-                hand_over(shop, made, "evals", "best", "runs")
+        with run.workspace(_key(config, loaded, rows)) as shop:
+            result = shop / RESULT
+            if not result.is_dir():  # else a process was killed while it moved the result into place
+                callback = _make_callback(config, loaded, shop)
+                trained = _train(config, recipe, loaded, rows, shop, callback)
+                notes += trained.notes
+                model = {"name": loaded.name, "fingerprint": loaded.fingerprint, "dtype": loaded.dtype}
+                record = {
+                    "mode": config.mode,
+                    "config": config.describe(),
+                    "settings": trained.settings,
+                    "model": {**model, **cpu_setting()},
+                    "data": {kind: read.sources for kind, read in rows.items()},
+                    "losses": [loss if math.isfinite(loss) else None for loss in trained.losses],
+                    **_evaluations(config, callback),
+                    "versions": versions(),
+                    "notes": notes,
+                    "seconds": round(time.perf_counter() - started, 2),
+                }
+                if config.plugins:
+                    record["plugins"] = plugin_digests(config.plugins)
+                # All that belongs to the result in one folder, which has its name when it is whole.
+                made = shop / "unfinished"
+                delete(made)
                 save_model(loaded, made)
-                write_json(made / RECORD, record)
-                facts = {key: record[key] for key in ("model", "data", "seconds", "notes")}
-                write_json(made / MANIFEST, manifest("train", record["config"], mode=config.mode, **facts))
-                seal(made, "train")  # moved with the rest: what is installed is sealed
-                install(made, out, last=RECORD, patient=True)
-        pass_over(out, contents(out)[0])
-    return TrainOutcome(out, record, [*notes, *trained.notes])
+                write_json(made / RECORD, masked(record))
+                for name in ("evals", "best", "runs"):  # evaluations, the best checkpoint, TensorBoard's files
+                    if (shop / name).is_dir():
+                        (shop / name).rename(made / name)
+                made.rename(result)
+            where = result if (result / RECORD).is_file() else out
+            record = read_json(where / RECORD)
+            run.begin()
+            install(result, out, last=RECORD)
+            facts = {key: record[key] for key in ("model", "data", "seconds", "notes")}
+            run.finish(manifest("train", record["config"], mode=config.mode, **facts))
+    return TrainOutcome(out, record, notes)
+
+
+def _train(
+    config: TrainConfig,
+    recipe: TrainingRecipe,
+    loaded: LoadedModel,
+    rows: Mapping[str, TrainingRows],
+    shop: Path,
+    callback: Callback | None,
+) -> Trained:
+    taught = rows["train" if config.method is None else "forget"]
+    retain = rows["retain"].rows if "retain" in rows else ()
+    lesson = Lesson(taught.rows, config.method, config.method_args, retain, taught.alternates)
+    with Bar("training", 0, "step", config.progress) as bar:
+
+        def count_steps(done: int, total: int) -> None:
+            if done == 0:
+                bar.expect(0, total)
+            bar.to(done)
+
+        watch = TrainingWatch(
+            callbacks=[callback] if callback else [],
+            on_step=count_steps,
+            save=False,
+            checkpoints=shop if config.checkpoints else None,
+            logging_dir=config.args.get("logging_dir"),
+        )
+        return train(loaded, lesson, shop, recipe, watch)
 
 
 def _key(config: TrainConfig, loaded: LoadedModel, rows: Mapping[str, TrainingRows]) -> str:
@@ -153,17 +170,19 @@ def _inputs(config: TrainConfig) -> dict[str, Any]:
     return inputs
 
 
-def _check_place(config: TrainConfig) -> None:
+def _check_place(config: TrainConfig, run: RunDirectory) -> None:
     """An old checkpoint is not trained over by accident, and one that is not ours not at all. Nothing is removed."""
     out = config.output_dir
-    refuse_other_kind(out, "train")
-    if not config.overwrite and any(path for pattern in WEIGHTS for path in out.glob(pattern)):
+    has_weights = any(path for pattern in WEIGHTS for path in out.glob(pattern))
+    if has_weights and not config.overwrite and run.state != "unfinished":
         raise UserError(f"{out} already holds a checkpoint; choose another place (--out DIR) or add --overwrite.")
+    replaced = list(out.glob("evals/epoch-*/*.json")) if config.evaluation is not None else []
     for place in [out, out / "best"] if config.best else [out]:
         for pattern in (*WEIGHTS, *OTHER_FILES):
-            permit(*place.glob(pattern))
-    if config.evaluation is not None:
-        permit(*out.glob("evals/epoch-*/*.json"))
+            replaced += place.glob(pattern)
+    for path in replaced:
+        if path.is_symlink() or not is_listed(path):
+            raise not_ours(path)
 
 
 def _read_rows(config: TrainConfig, loaded: LoadedModel, notes: list[str]) -> dict[str, TrainingRows]:
@@ -196,7 +215,16 @@ def _make_callback(config: TrainConfig, loaded: LoadedModel, place: Path) -> Cal
         diffusion=loaded.diffusion.kind if loaded.diffusion else None,
     )
     callback = Callback.of(run, place / "evals", settings, loaded.tokenizer)
-    callback.on_best = lambda model: save_model(replace(loaded, model=model), place / "best")
+
+    def save_best(model: Any) -> None:
+        """Whole before it replaces the one before."""
+        made = place / "best-unfinished"
+        delete(made)
+        save_model(replace(loaded, model=model), made)
+        delete(place / "best")
+        made.rename(place / "best")
+
+    callback.on_best = save_best
     return callback
 
 

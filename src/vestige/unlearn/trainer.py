@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,7 +30,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
 from transformers.utils import logging as transformers_logging
 
 from vestige.errors import UserError, how_to_install
-from vestige.installing import save_pretrained
+from vestige.io import replacing
 from vestige.models.checks import tensor_names
 from vestige.models.diffusion import refuse_copy
 from vestige.models.families import save_published
@@ -41,7 +40,6 @@ from vestige.unlearn.lesson import Lesson, Pairs, TrainingWork
 from vestige.unlearn.methods import method_key, select_weights
 from vestige.unlearn.objectives import Causal, MaskedDiffusion, Objective
 from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on, training_arguments
-from vestige.writing import written_by
 
 # Mask predictors that are trained by hiding tokens; the others (DiffusionGemma) denoise in ways of their own.
 TRAINABLE_DIFFUSION = ("masked", "llada", "dream", "adapted")
@@ -165,7 +163,8 @@ def save_model(loaded: LoadedModel, directory: Path) -> None:
         if loaded.origin is not None:
             save_published(loaded.model, loaded.origin, directory)
         else:
-            save_pretrained(directory, loaded.model, loaded.tokenizer)
+            loaded.model.save_pretrained(directory)
+            loaded.tokenizer.save_pretrained(directory)
 
 
 def _forget_secrets(loaded: LoadedModel) -> None:
@@ -331,7 +330,8 @@ class MethodTrainer(Trainer):
             "threads": torch.get_num_threads(),
             "instructions": torch.backends.cpu.get_cpu_capability(),
         }
-        written_by(Path(output_dir) / WORK, partial(torch.save, state))
+        with replacing(Path(output_dir) / WORK) as half:
+            torch.save(state, half)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)

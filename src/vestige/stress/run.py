@@ -30,11 +30,11 @@ from vestige.metrics.cards import direction_of
 from vestige.models.quantised import check_low_precision
 from vestige.numeric import counted, number
 from vestige.runs.directory import install, open_run, refuse_input_in_output, scratch, write_bytes
+from vestige.runs.evidence import evidence_files
 from vestige.runs.manifest import MANIFEST, manifest
 from vestige.secrets import masked
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import table
-from vestige.store.evidence import FORMATS
 from vestige.store.files import write_json
 from vestige.stress.attacks import OURS, AnswersAttack, PromptAttack, WeightsAttack, attack_named, records
 from vestige.stress.copies import AttackLesson, attack_weights, taught_keys, write_measured_half
@@ -359,10 +359,8 @@ class AttackSubject:
         if given is None or place.is_dir() or run.overwrite:
             return
         with open_run(run.output_dir, "eval", ["evidence/"]):
-            for kind in FORMATS:
-                for file in sorted((given / "evidence").glob(f"{kind}-*")):
-                    if file.is_file():
-                        write_bytes(place / file.name, file.read_bytes())
+            for file in evidence_files(given / "evidence"):
+                write_bytes(place / file.relative_to(given / "evidence"), file.read_bytes())
 
     def _ask_otherwise(self, record: PromptAttack, budget: float) -> AttackRow:
         def change(config: Mapping[str, Any]) -> dict[str, Any]:

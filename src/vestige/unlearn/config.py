@@ -16,6 +16,7 @@ from vestige.data.rows import file_in, local_data
 from vestige.engine.config import RunConfig, compose_runs
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
+from vestige.in_memory import name_list
 from vestige.options import settings_of
 from vestige.unlearn.methods import METHODS, method_key, split_knobs
 from vestige.unlearn.recipe import recipe_from
@@ -208,10 +209,9 @@ def training_config(
             task_name = f"{start}_{method}" if method else start
     logs = None if retain_logs is None else str(retain_logs)
     best = keep_best or ("closest" if logs else None)
-    if isinstance(metrics, str):
-        metrics = [name.strip() for name in metrics.split(",") if name.strip()]
+    metrics = name_list(metrics)
     values = settings_of({**settings, "model": model, "out": out, "task_name": task_name})
-    training = {
+    training: dict[str, Any] = {
         "trainer.args.num_train_epochs": epochs,
         "trainer.args.learning_rate": lr,
         "trainer.args.per_device_train_batch_size": batch_size,

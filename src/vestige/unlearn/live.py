@@ -30,7 +30,7 @@ import torch
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.references import load_reference
-from vestige.engine.team import alone
+from vestige.runs.team import alone
 from vestige.errors import UserError, is_ours
 from vestige.integrations.undisturbed import undisturbed
 from vestige.internal import summary

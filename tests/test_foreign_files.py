@@ -189,6 +189,9 @@ def ready(verb: Verb, out: Path, names: tuple[str, ...] = FOREIGN) -> tuple[list
         out.parent.mkdir(parents=True, exist_ok=True)
         verb.prepare(out)
     ours = set(seen(out)) if out.exists() else set()
+    if verb.words(out)[0] != "sweep":  # what is in a folder that a run created is the run's
+        folders = {name.split("/")[0] for name in ours if "/" in name}
+        names = tuple(name for name in names if name.split("/")[0] not in folders)
     plant(out, tuple(name for name in names if name not in ours))
     before = {name: what for name, what in seen(out.parent).items() if name.removeprefix(f"{out.name}/") not in ours}
     words = verb.words(out / verb.into if verb.into else out)

@@ -195,7 +195,7 @@ def depth(depth_run: Path, tmp_path: Path) -> Path:
 def test_depth_is_not_scored_of_half_its_examples(depth: Path) -> None:
     assert score_again(depth)
     body = read_packed(depth / "evidence" / KEPT)
-    folder: EvidenceFolder[TokenStats] = EvidenceFolder(depth / "evidence", "patched", body["banks"]["retain"])
+    folder: EvidenceFolder[TokenStats] = EvidenceFolder(depth / "evidence", "patched", body["evidence"]["retain"])
     found = folder.load()
     gone = body["examples"][body["order"][-1]]["key"]
     rest = {key: found[key] for key in found if key != gone}
@@ -213,7 +213,7 @@ def test_depth_names_that_nothing_explains_are_damage(depth: Path, change: str) 
     if change == "order":
         body["order"].append("stranger")
     else:
-        body["banks"]["names"] = {}
+        body["evidence"]["names"] = {}
     file.unlink()
     write_packed(file, body)
     with pytest.raises(DamagedError, match="does not explain"):

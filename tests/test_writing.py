@@ -208,6 +208,15 @@ def test_damage_is_found_and_not_made_whole_again(tmp_path: Path) -> None:
     assert len(check_files(place, found)) == 2
 
 
+def test_digests_are_of_what_is_there_at_the_end(tmp_path: Path) -> None:
+    """Also of files that were not announced and were replaced nevertheless."""
+    place = finished(tmp_path)
+    with open_run(place, "eval", []) as run:
+        write_bytes(place / "a.json", b"[]")
+        run.finish()
+    assert is_whole(place)
+
+
 @pytest.mark.parametrize(("old", "new"), [('"tofu"', '"muse"'), ('"a.json"', '"b.json"'), ("{", "{ "), ("}", "")])
 def test_a_manifest_that_was_changed_is_damaged(old: str, new: str, tmp_path: Path) -> None:
     file = finished(tmp_path) / "manifest.json"
@@ -230,6 +239,16 @@ def test_a_run_inside_a_run_answers_for_itself(tmp_path: Path) -> None:
     assert check_files(tmp_path, found) == [] and not is_whole(tmp_path / "evals" / "before")
     remove_run(tmp_path / "evals" / "before")
     assert "before is missing" in check_files(tmp_path, found)[0]
+
+
+def test_a_folder_of_a_run_may_become_one(tmp_path: Path) -> None:
+    """A second run adds to the S1 cache of a first one."""
+    place = finished(tmp_path / "run")
+    with open_run(place / "evidence", "s1", []) as run:
+        write_bytes(place / "evidence" / "x" / "1.bin", b"more")
+        run.finish()
+    found = read_run(place / "evidence")
+    assert found is not None and found.state == "open" and found.writes == {"x/"}
 
 
 # ---- folders of other libraries --------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class Facts(LazySequence[Mapping[str, Any]]):
 
 # ---- What token sequences share from their start on: sorted, each has to be compared with its neighbour only --------
 # In: Targets. Out: sequences in order, with how much of each was there before. Callers: collect/tree.py, which makes a
-# tree of it; engine/obtain.py and costs, which count.
+# tree of it; runs/collect.py and costs, which count.
 
 
 def codes_of(ids: Sequence[int], hidden: Iterable[int]) -> Array:

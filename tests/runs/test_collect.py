@@ -12,8 +12,16 @@ import pytest
 
 from vestige.collect.backend import Cost
 from vestige.runs.collect import Job, Work, load_or_collect
+from vestige.runs.directory import open_run
 from vestige.runs.evidence import EvidenceFolder
 from vestige.runs.team import Team
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """The evidence of an open run: only there may files be removed."""
+    with open_run(tmp_path, "eval", ["evidence/"]):
+        yield tmp_path / "evidence"
 
 
 @dataclass(frozen=True)
@@ -66,62 +74,66 @@ def files(place: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("after", [0, 1, 2])
 @pytest.mark.parametrize("folders", [1, 2])
-def test_a_resumed_run_packs_as_before(after: int, folders: int, tmp_path: Path) -> None:
-    collect(tmp_path / "whole", "abcde", Counting(folders=folders))
+def test_a_resumed_run_packs_as_before(after: int, folders: int, place: Path) -> None:
+    collect(place / "whole", "abcde", Counting(folders=folders))
     with pytest.raises(Killed):
-        collect(tmp_path / "cut", "abcde", Counting(dies_after=after, folders=folders))
+        collect(place / "cut", "abcde", Counting(dies_after=after, folders=folders))
     rest = Counting(folders=folders)
-    found = collect(tmp_path / "cut", "abcde", rest)
+    found = collect(place / "cut", "abcde", rest)
     assert rest.batches == ["ab", "cd", "e"][after:]
-    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    assert files(place / "cut") == files(place / "whole")
     assert [dict(one) for one in found] == [{key: ord(key) + (1 if key == "e" else 2) / 8 for key in "abcde"}] * folders
     again = Counting(folders=folders)
-    collect(tmp_path / "cut", "abcde", again)
+    collect(place / "cut", "abcde", again)
     assert again.batches == []
 
 
-def test_later_wants_do_not_disturb_an_interrupted_plan(tmp_path: Path) -> None:
+def test_later_wants_do_not_disturb_an_interrupted_plan(place: Path) -> None:
     with pytest.raises(Killed):
-        collect(tmp_path, "abc", Counting(dies_after=1))
+        collect(place, "abc", Counting(dies_after=1))
     more = Counting()
-    collect(tmp_path, "xabcy", more)
+    collect(place, "xabcy", more)
     assert more.batches == ["c", "xy"]
 
 
-def test_a_plan_with_other_wants_or_settings_is_packed_anew(tmp_path: Path) -> None:
+def test_a_plan_with_other_wants_or_settings_is_packed_anew(place: Path) -> None:
     with pytest.raises(Killed):
-        collect(tmp_path, "abcde", Counting(dies_after=1))
+        collect(place, "abcde", Counting(dies_after=1))
     fewer = Counting()
-    collect(tmp_path, "acd", fewer)
+    collect(place, "acd", fewer)
     assert fewer.batches == ["cd"]
     other = Counting(settings={"rows": 3})
-    collect(tmp_path, "abcdef", other)
+    collect(place, "abcdef", other)
     assert other.batches == ["ef"]
 
 
-def test_a_damaged_file_is_collected_again(tmp_path: Path) -> None:
-    collect(tmp_path, "abcd", Counting())
-    before = files(tmp_path)
-    file = tmp_path / "gradients-m0" / "c.safetensors"
+def test_a_damaged_file_is_collected_again(place: Path) -> None:
+    collect(place, "abcd", Counting())
+    before = files(place)
+    file = place / "gradients-m0" / "c.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     again = Counting()
-    collect(tmp_path, "abcd", again)
-    assert again.batches == ["cd"] and files(tmp_path) == before
+    collect(place, "abcd", again)
+    assert again.batches == ["cd"] and files(place) == before
+    file.write_bytes(file.read_bytes()[:-1])
+    collect(place, "abd", Counting())
+    folder = EvidenceFolder[float](place, "gradients", "m0")
+    assert sorted(folder.load(strict=True)) == ["a", "b", "d"]
 
 
-def test_one_of_two_folders_lacks_a_batch(tmp_path: Path) -> None:
-    collect(tmp_path, "abcd", Counting(folders=2))
-    before = files(tmp_path)
-    (tmp_path / "gradients-m1" / "a.safetensors").unlink()
+def test_one_of_two_folders_lacks_a_batch(place: Path) -> None:
+    collect(place, "abcd", Counting(folders=2))
+    before = files(place)
+    (place / "gradients-m1" / "a.safetensors").unlink()
     again = Counting(folders=2)
-    collect(tmp_path, "abcd", again)
-    assert again.batches == ["ab"] and files(tmp_path) == before
+    collect(place, "abcd", again)
+    assert again.batches == ["ab"] and files(place) == before
 
 
-def test_notes_are_recalled(tmp_path: Path) -> None:
+def test_notes_are_recalled(place: Path) -> None:
     noting, reading = Cost(notes=["halved"]), Cost()
-    collect(tmp_path, "ab", Counting(), cost=noting)
-    collect(tmp_path, "ab", Counting(), cost=reading)
+    collect(place, "ab", Counting(), cost=noting)
+    collect(place, "ab", Counting(), cost=reading)
     assert reading.notes == ["halved"]
 
 
@@ -132,21 +144,21 @@ class Meeting:
         pass
 
 
-def test_a_team_shares_the_work_and_one_process_takes_over(tmp_path: Path) -> None:
+def test_a_team_shares_the_work_and_one_process_takes_over(place: Path) -> None:
     shares = [Counting(dies_after=1), Counting()]
     with pytest.raises(Killed):
-        collect(tmp_path, "abcdefg", shares[0], Team(0, 2, Meeting()))
+        collect(place, "abcdefg", shares[0], Team(0, 2, Meeting()))
     left = Team(1, 2).share({key: Want(key) for key in "bcdefg"})
-    collect(tmp_path, "abcdefg", shares[1], Team(1, 2, Meeting()))
+    collect(place, "abcdefg", shares[1], Team(1, 2, Meeting()))
     assert left and not set(shares[0].batches) & set(shares[1].batches)
     rest = Counting()
-    (found,) = collect(tmp_path, "abcdefg", rest)
+    (found,) = collect(place, "abcdefg", rest)
     assert sorted(found) == list("abcdefg")
 
 
-def test_evidence_of_a_server_that_changed_is_removed(tmp_path: Path) -> None:
-    collect(tmp_path, "ab", Counting())
-    folder = EvidenceFolder[float](tmp_path, "gradients", "m0")
+def test_evidence_of_a_server_that_changed_is_removed(place: Path) -> None:
+    collect(place, "ab", Counting())
+    folder = EvidenceFolder[float](place, "gradients", "m0")
     for problem, batches in (("", []), ("its weights are others", ["ab"])):
         handle: Any = SimpleNamespace(check=lambda: None)
         handle.served = SimpleNamespace(reuse_problem=lambda how, problem=problem: problem)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def answers(count: int, seed: int = 0) -> dict[str, TokenStats]:
 
 def layers(count: int) -> dict[str, TokenStats]:
     rng = np.random.default_rng(2)
-    return {f"k{i}": stats(logprob=rng.normal(size=(5, i + 1))) for i in range(count)}
+    items = {f"k{i}": stats(logprob=rng.normal(size=(5, i + 1))) for i in range(count)}
+    return {key: replace(item, order=np.arange(item.tokens)) for key, item in items.items()}
 
 
 def trace(steps: int, length: int, watched: int) -> Trace:

@@ -94,7 +94,7 @@ class Crossing:
                 if scorer is None:
                     raise
                 scorer.fall_back(error)
-                folder.remove(planned)  # none of these columns counts
+                folder.remove(folder.files_of(planned))  # none of these columns counts
 
     def _columns(self, scorer: CrossScorer, work: Work) -> Iterator[dict[str, Array]]:
         """Prompt by prompt the log-probabilities of its reasonings."""

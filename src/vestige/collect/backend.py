@@ -2,7 +2,7 @@
 what answering costs, counted where it is spent.
 
 In: Targets and Requests. Out: TokenStats and Texts by key, batch by batch; the `cost` of a manifest, with notes for its
-reader. Callers: engine/obtain.py, which is handed the second kind by the engine (servers/served.py), so that nothing
+reader. Callers: runs/collect.py, which is handed the second kind by the engine (servers/served.py), so that nothing
 above knows which one answered; every collector is handed one Cost per run, and processes of a team add theirs up.
 """
 

@@ -1,6 +1,6 @@
 """Other people's models that judge texts: a sequence classifier (gibberish or not).
 
-In: texts and the path of a classifier. Out: one probability per text. Caller: engine/obtain.py, after texts are there.
+In: texts and the path of a classifier. Out: one probability per text. Caller: runs/collect.py, after texts are there.
 """
 
 from __future__ import annotations

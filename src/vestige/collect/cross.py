@@ -144,15 +144,15 @@ class CrossScorer:
         # there: a model that this does not fit should not first score a whole matrix.
         last = max((j for j in range(len(xs)) if j not in done), default=-1)
         for j, x in enumerate(xs[: last + 1]):
-            if j in done and j not in checks:
-                # Read all the same: what the next prompt shares with it comes out of the cache, to the last bit.
+            if j in done:
+                # Read all the same: what the next prompt shares with it comes out of the cache, to the last bit. Its
+                # cells were checked before it was kept.
                 self.cost.score_tokens += read_prompt(self.model, cache, x[:-1])
             else:
                 column = self._column(cache, x, forest)
                 for i in checks.get(j, ()):
                     self._verify(x, zs[i], column[i])
-                if j not in done:
-                    yield j, column
+                yield j, column
             self.progress(j + 1, len(xs))
 
     def _column(self, cache: PromptCache, x: TokenIds, forest: Forest) -> list[Array]:

@@ -1,7 +1,7 @@
 """Diffusion models in a run: traces along denoising paths, texts from the sampler, likelihoods as a bound.
 
 In: a loaded diffusion model and wants. Out: the same kinds of evidence that other models give (TokenStats, Texts), and
-Traces. Caller: engine/obtain.py, which asks here as soon as a model is one of diffusion.
+Traces. Caller: runs/collect.py, which asks here as soon as a model is one of diffusion.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gradient norms: how hard one answer pulls at the weights. The only backward passes in evaluation.
 
-In: Targets and a model. Out: one norm per target. Caller: engine/obtain.py.
+In: Targets and a model. Out: one norm per target. Caller: runs/collect.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ differs is still its next token. For a model that recites, this is most of the t
 Where scoring hides other tokens than generation does, the same walk is a draft that the model has to confirm.
 
 In: requests, and the answers that were scored with their TokenStats. Out: for each request the tokens it begins with.
-Caller: engine/obtain.py, which hands them to collect/texts.py.
+Caller: runs/collect.py, which hands them to collect/texts.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ first patched one on. A row comes in after its layer with the source's states an
 The model's own code does the arithmetic. Before it is trusted it is compared with the plain way (collect/patch.py).
 
 In: PatchWants and the states of each source (`collect_states`). Out: TokenStats per want and source, batch by batch.
-Caller: engine/patches.py. The saving: with L layers the plain way pushes L whole sequences per source; here a row is
+Caller: runs/patched.py. The saving: with L layers the plain way pushes L whole sequences per source; here a row is
 only the answer's few positions, and goes through L/2 blocks on average.
 """
 

@@ -6,7 +6,7 @@ The result for one PatchWant is a TokenStats with a leading axis: row 0 is the t
 with the i-th layer patched. Hooks are context managers that always clean up.
 
 In: two models, PatchWants (a target and which of its positions are patched) and a Plan. Out: TokenStats. Callers:
-collect/layered_patching.py, which checks its fast way against `patched_plain`; engine/patches.py for `make_plan` and
+collect/layered_patching.py, which checks its fast way against `patched_plain`; runs/patched.py for `make_plan` and
 `check_identity`; collect/patch.py and depth/baselines.py for hooks, states and the logit lens.
 """
 

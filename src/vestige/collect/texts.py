@@ -4,7 +4,7 @@ Up to its first miss, a greedy continuation *is* the teacher-forced reference: c
 statistics that scoring has collected, as a proof or as a draft that the prefill (collect/texts.py) confirms. Decoding
 starts behind it. Rows leave the batch the moment they finish.
 
-In: Requests (a prompt, how to decode) and what is known of each. Out: Texts, batch by batch. Caller: engine/obtain.py.
+In: Requests (a prompt, how to decode) and what is known of each. Out: Texts, batch by batch. Caller: runs/collect.py.
 With a cache many rows at a time, or plainly, one row and no cache, for architectures that the first does not fit: the
 tokens are the same. The first texts are read both ways before the cache is trusted.
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +23,12 @@ from vestige.depth.scores import MEAN_ONLY, ROUNDING
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError
 from vestige.guard import read_json
+from vestige.io import decode_data
 from vestige.metrics.depth import layer_scores
 from vestige.models.locate import locate
 from vestige.runs.directory import temporary
 from vestige.runs.patched import PatchSettings, PatchSource, collect_patched
 from vestige.runs.team import Team
-from vestige.schema import check_form
 from vestige.types import TokenStats, content_key
 from vestige.wants import PatchWant
 
@@ -39,14 +39,19 @@ SAME = ("em_scope", "patch_scope")
 FIXED = {"reference": "gt", "reference_scope": "continuation", "entity_source": "gt", "metric": "logprob"}
 
 
-class _Entry(TypedDict, total=False):
-    full_score: float
-    s1_scores: list[float]
+@dataclass(frozen=True)
+class _Entry:
+    """One example, as that project writes it."""
+
+    idx: Any = None
+    full_score: float | None = None
+    s1_scores: list[float] | None = None
 
 
-class _Keyed(TypedDict):
+@dataclass(frozen=True)
+class _CacheFile:
     config: dict[str, Any]
-    entries: list[dict[str, Any]]
+    entries: list[_Entry]
 
 
 @dataclass(frozen=True)
@@ -99,22 +104,19 @@ def read_given(path: Path) -> Given:
         raise UserError(f"The S1 cache {path} is not valid JSON ({error}); give another, or leave it out.") from None
     known = 'give a file with "config" and "entries", or with one entry per example'
     if isinstance(data, dict) and "entries" in data:
-        check_form(data, _Keyed, f"The S1 cache {path}", known)
-        bodies, config = {str(e.get("idx")): e for e in data["entries"]}, data["config"]
+        file = decode_data(data, _CacheFile, f"The S1 cache {path}", known)
+        entries, config = {str(entry.idx): entry for entry in file.entries}, file.config
     else:
-        check_form(data, dict[str, dict[str, Any]], f"The S1 cache {path}", known)
-        bodies, config = data, {}
-    return Given(path, content_key(path.read_bytes())[:16], {i: _entry(i, e, path) for i, e in bodies.items()}, config)
-
-
-def _entry(index: str, body: Mapping[str, Any], path: Path) -> CacheEntry:
-    check_form(body, _Entry, f"Example {index} of the S1 cache {path}", "give another file, or leave it out")
-    if body.get("full_score") is None or not body.get("s1_scores"):
-        raise UserError(
-            f"Example {index} of the S1 cache {path} lacks full_score or s1_scores, from which drops are made; give "
-            "another file, or leave it out."
-        )
-    return CacheEntry(float(body["full_score"]), tuple(float(x) for x in body["s1_scores"]))
+        entries, config = decode_data(data, dict[str, _Entry], f"The S1 cache {path}", known), {}
+    scores = {}
+    for index, entry in entries.items():
+        if entry.full_score is None or not entry.s1_scores:
+            raise UserError(
+                f"Example {index} of the S1 cache {path} lacks full_score or s1_scores, from which drops are made; "
+                "give another file, or leave it out."
+            )
+        scores[index] = CacheEntry(entry.full_score, tuple(entry.s1_scores))
+    return Given(path, content_key(path.read_bytes())[:16], scores, config)
 
 
 def check_settings(given: Given, ask: DepthAsk, full: ModelHandle, indices: Sequence[str]) -> tuple[int, ...]:

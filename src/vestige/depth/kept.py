@@ -1,19 +1,24 @@
-"""What a depth run keeps beside its evidence, and the same files made of it again: no model, no tokenizer."""
+"""What a depth run keeps with its evidence, and the same files made of it again: no model, no tokenizer.
+
+save_kept(place, ask, contexts, folders)   after a run: its examples, settings and where evidence is
+score_again(directory)                     the numbers of each unlearned model, for `score` and `verify`
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, Protocol
+
+import msgspec
 
 from vestige.data.spans import Span, Tokens
 from vestige.depth.ask import DepthAsk
 from vestige.depth.files import record
-from vestige.depth.scores import ExampleDepth, cluster_facts, cluster_of, examples_of, model_depth, profile
+from vestige.depth.scores import cluster_facts, cluster_of, examples_of, model_depth, profile
 from vestige.io import damaged
 from vestige.runs.evidence import EvidenceFolder
-from vestige.schema import misfit
 from vestige.store.files import read_packed, write_packed
 from vestige.types import Grouping, TokenStats
 
@@ -36,34 +41,50 @@ class KeptContexts(Protocol):
 
 
 @dataclass(frozen=True)
-class Banks:
-    """Where each model's patched evidence is: identities of banks, and the folder of each unlearned model's files."""
+class EvidenceNames:
+    """Where each model's patched evidence is, and the folder of each unlearned model's result files."""
 
-    retain: str
-    unlearned: Mapping[str, str]  # checkpoint -> bank
-    names: Mapping[str, str]  # checkpoint -> folder
+    retain: str  # identity of its evidence
+    unlearned: dict[str, str]  # checkpoint -> identity
+    names: dict[str, str]  # checkpoint -> folder of results
 
 
-def save_kept(place: Path, ask: DepthAsk, contexts: KeptContexts, banks: Banks) -> None:
-    settings = ("delta_threshold", "em_scope", "patch_scope", "resamples", "seed")
-    examples = {
-        index: {
-            "key": key,
-            "span": asdict(contexts.spans[index]),
-            "tokens": asdict(contexts.tokens[index]),
-            "words": contexts.words[index],
-        }
-        for index, key in contexts.keys.items()
-    }
-    body = {
-        "banks": asdict(banks),
-        "examples": examples,
-        "layers": None if ask.layers is None else list(ask.layers),
-        "settings": {name: getattr(ask, name) for name in settings},
-        "order": list(examples),
-        **({"clusters": asdict(contexts.clusters)} if contexts.clusters else {}),
-    }
-    write_packed(place / KEPT, body)
+@dataclass(frozen=True)
+class KeptExample:
+    key: str
+    span: Span
+    tokens: Tokens
+    words: list[str]
+
+
+@dataclass(frozen=True)
+class KeptSettings:
+    delta_threshold: float
+    em_scope: str
+    patch_scope: str
+    resamples: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The content of depth.json.gz."""
+
+    evidence: EvidenceNames
+    examples: dict[str, KeptExample]
+    layers: list[int] | None
+    settings: KeptSettings
+    order: list[str]
+    clusters: Grouping | None = None
+
+
+def save_kept(place: Path, ask: DepthAsk, contexts: KeptContexts, names: EvidenceNames) -> None:
+    examples = {}
+    for index, key in contexts.keys.items():
+        examples[index] = KeptExample(key, contexts.spans[index], contexts.tokens[index], contexts.words[index])
+    settings = KeptSettings(ask.delta_threshold, ask.em_scope, ask.patch_scope, ask.resamples, ask.seed)
+    layers = None if ask.layers is None else list(ask.layers)
+    write_packed(place / KEPT, asdict(Kept(names, examples, layers, settings, list(examples), contexts.clusters)))
 
 
 @dataclass(frozen=True)
@@ -78,60 +99,32 @@ class DepthAgain:
 def score_again(directory: Path) -> list[DepthAgain]:
     """Every unlearned model of a depth run from its evidence."""
     place = directory / "evidence"
-    body = read_packed(place / KEPT)
-    if words := misfit(body, _Kept) or _unexplained(body):
-        raise damaged(place / KEPT, words)
-    return [_one(place, body, path) for path in body["banks"]["unlearned"]]
+    try:
+        kept = msgspec.convert(read_packed(place / KEPT), Kept)
+    except msgspec.ValidationError as error:
+        raise damaged(place / KEPT, str(error)) from None
+    unexplained = [index for index in kept.order if index not in kept.examples]
+    unexplained += [path for path in kept.evidence.unlearned if path not in kept.evidence.names]
+    if unexplained:
+        raise damaged(place / KEPT, f"it does not explain {unexplained[0]}")
+    return [_one(place, kept, path) for path in kept.evidence.unlearned]
 
 
-class _BanksForm(TypedDict):
-    retain: str
-    unlearned: dict[str, str]
-    names: dict[str, str]
-
-
-class _ExampleForm(TypedDict):
-    key: str
-    span: Span
-    tokens: Tokens
-    words: list[str]
-
-
-class _SettingsForm(TypedDict):
-    delta_threshold: float
-    em_scope: str
-    patch_scope: str
-    resamples: int
-    seed: int
-
-
-class _Kept(TypedDict):
-    banks: _BanksForm
-    examples: dict[str, _ExampleForm]
-    layers: list[int] | None
-    settings: _SettingsForm
-    order: list[str]
-    clusters: NotRequired[Grouping]
-
-
-def _unexplained(body: Mapping[str, Any]) -> str:
-    """A name in the file that nothing in it explains."""
-    lost = [i for i in body["order"] if i not in body["examples"]]
-    lost += [path for path in body["banks"]["unlearned"] if path not in body["banks"]["names"]]
-    return f"it does not explain {lost[0]}" if lost else ""
-
-
-def _one(place: Path, body: Mapping[str, Any], path: str) -> DepthAgain:
-    banks, settings = body["banks"], body["settings"]
-    keys = {index: body["examples"][index]["key"] for index in body["order"]}
-    s1, s2 = (_evidence(place, identity, keys) for identity in (banks["retain"], banks["unlearned"][path]))
+def _one(place: Path, kept: Kept, path: str) -> DepthAgain:
+    names, settings, clusters = kept.evidence, kept.settings, kept.clusters
+    keys = {index: kept.examples[index].key for index in kept.order}
+    s1 = _evidence(place, names.retain, keys)
+    s2 = _evidence(place, names.unlearned[path], keys)
     depth = next(iter(s1.values())).logprob.shape[0] - 1
-    layers = body["layers"] or tuple(range(depth))
-    examples = examples_of(keys, layers, s1, s2, settings["delta_threshold"])
-    scopes = {name: settings[name] for name in ("em_scope", "patch_scope")}
-    clusters = Grouping(**body["clusters"]) if "clusters" in body else None
-    records = [_record(e, body["examples"][e.index], scopes) | cluster_of(e, clusters) for e in examples]
-    how = (settings["resamples"], settings["seed"], clusters.of if clusters else None)
+    layers = kept.layers or tuple(range(depth))
+    examples = examples_of(keys, layers, s1, s2, settings.delta_threshold)
+    scopes = {"em_scope": settings.em_scope, "patch_scope": settings.patch_scope}
+    records = []
+    for example in examples:
+        known = kept.examples[example.index]
+        body = record(example, known.span, known.tokens, known.words, scopes)
+        records.append(body | cluster_of(example, clusters))
+    how = (settings.resamples, settings.seed, clusters.of if clusters else None)
     score = model_depth(examples, *how)
     summary = {
         "avg_uds": score["uds"],
@@ -142,7 +135,7 @@ def _one(place: Path, body: Mapping[str, Any], path: str) -> DepthAgain:
         "evaluable_examples": score["evaluable"],
         "profile": profile(examples, *how),
     }
-    return DepthAgain("" if len(banks["unlearned"]) == 1 else banks["names"][path], records, summary)
+    return DepthAgain("" if len(names.unlearned) == 1 else names.names[path], records, summary)
 
 
 def _evidence(place: Path, identity: str, keys: Mapping[str, str]) -> Mapping[str, TokenStats]:
@@ -151,8 +144,3 @@ def _evidence(place: Path, identity: str, keys: Mapping[str, str]) -> Mapping[st
     if not found or any(key not in found for key in keys.values()):
         raise damaged(folder.path, "examples are missing in it")
     return found
-
-
-def _record(example: ExampleDepth, kept: Mapping[str, Any], scopes: Mapping[str, str]) -> dict[str, Any]:
-    tokens = {k: tuple(v) if isinstance(v, list) else v for k, v in kept["tokens"].items()}
-    return record(example, Span(**kept["span"]), Tokens(**tokens), kept["words"], scopes)

@@ -21,7 +21,7 @@ from vestige.depth.ask import DepthAsk
 from vestige.depth.contexts import check_tokenizers, make_contexts
 from vestige.depth.files import FILES, record, write_run
 from vestige.depth.given import Believed, believe, find_given, read_given
-from vestige.depth.kept import KEPT, Banks, save_kept
+from vestige.depth.kept import KEPT, EvidenceNames, save_kept
 from vestige.depth.scores import ROUNDING, ExampleDepth, cluster_facts, cluster_of, examples_of, model_depth, profile
 from vestige.engine.handles import ModelHandle, versions_of
 from vestige.errors import UserError
@@ -191,7 +191,7 @@ class _DepthRun:
         return [*files, "evidence/", f"evidence/{KEPT}", "s1_cache/"]
 
     def _keep(self, settings: PatchSettings, s1: Mapping[str, TokenStats]) -> None:
-        """What scoring again needs: S1 (its cache may be elsewhere), which bank is whose, and the rows."""
+        """What scoring again needs: S1 (its cache may be elsewhere), whose evidence is where, and the rows."""
         place = Path(self.ask.out) / "evidence"
         unlearned: dict[str, str] = {}
         for path in self.names:
@@ -202,7 +202,7 @@ class _DepthRun:
             folder = EvidenceFolder(place, "patched", f"{folder.identity}-{self.given.digest}")
         known = folder.load()
         folder.write({key: s1[key] for key in self.contexts.keys.values() if key not in known})
-        save_kept(place, self.ask, self.contexts, Banks(folder.identity, unlearned, self.names))
+        save_kept(place, self.ask, self.contexts, EvidenceNames(folder.identity, unlearned, dict(self.names)))
 
     def _baselines(self, sources: Sequence[PatchSource]) -> dict[str, dict[str, Any]]:
         from vestige.depth.baselines import representation_baselines

@@ -1,6 +1,6 @@
 """From the examples of a depth run to the scores of a model, with intervals. No model runs here.
 
-In: patched TokenStats (engine/patches.py). Out: depth scores by example, and their mean with an interval. Callers:
+In: patched TokenStats (runs/patched.py). Out: depth scores by example, and their mean with an interval. Callers:
 depth/run.py, and depth/kept.py for a finished run.
 """
 

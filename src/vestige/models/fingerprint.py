@@ -1,16 +1,17 @@
 """What evidence depends on, in one place: it is read again only where all of this is the same.
 
     what                                   how it is known                               where it counts
-    weights, config, generation config     fingerprint                                   name of the bank
-    adapter, quantisation, code it brings  fingerprint                                   name of the bank
-    precision, attention, kind of device   as they are resolved here, not as asked       name of the bank
-    torch, transformers, peft, ...         their versions (LIBRARIES)                    name of the bank
-    our own way of collecting              a number for each kind (COLLECTED)            head of the bank
-    the tokenizer's end and mask tokens    their ids                                     head of the bank
+    weights, config, generation config     fingerprint                                   name of the folder
+    adapter, quantisation, code it brings  fingerprint                                   name of the folder
+    a model in memory                      its tensors, attributes and classes           name of the folder
+    precision, attention, kind of device   as they are resolved here, not as asked       name of the folder
+    torch, transformers, peft, ...         their versions (LIBRARIES)                    name of the folder
+    our own way of collecting              a number for each kind (COLLECTED)            name of the folder
+    the tokenizer's end and mask tokens    their ids                                     name of the folder
     prompts, answers, chat template,       token ids of what is asked: another           key of each entry
       system prompt, date, pre-tokeniser     prompt is another entry
     decoding, seeds, sampler settings      in the want itself                            key of each entry
-    the tokenizer's decoder                texts are kept as ids and decoded again       not at all
+    the tokenizer's decoder                texts are decoded again from their ids        name of the folder
     metrics, dialects, plug-ins, rows      scores are made of evidence each time         not at all
 
 A sweep also skips scoring, so its key knows the rest too: `tokenizer_files`, data, plug-ins (sweep/keys.py).

@@ -81,7 +81,7 @@ def shortened(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Path], dict
         for name, path in files.items():
             data = path.read_bytes()
             text = text_of(name, data)
-            # Texts and patched banks carry a digest of their own, and no path.
+            # Evidence carries a digest of its own, and no path.
             if text is not None and homes(text) and not (("/evidence/" in name) and name.endswith(".jsonl")):
                 words = shorten(text).encode("utf-8", "surrogatepass")
                 data = gzip.compress(words, compresslevel=6, mtime=0) if name.endswith(".gz") else words

@@ -76,6 +76,9 @@ def load_or_collect(
             _discard_stale(folder, models, cost)
     team.meet()
     have = [folder.load() for folder in folders]
+    if team.leads:
+        for folder, found in zip(folders, have, strict=True):
+            folder.remove(found.damaged)  # what was in them may come back in files of other names
     _recall_notes(have, cost)
     missing = {key for key in unique if not all(key in found for found in have)}
     if missing:

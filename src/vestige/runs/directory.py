@@ -35,6 +35,7 @@ from vestige.runs.manifest import (
 )
 
 LOCK = f"{WORK}/.lock"
+Stamp = tuple[int, int, int]
 PATIENCE = 60.0  # seconds to wait for a lock that is only held for a moment
 _TEMPORARY = re.compile(r"tmp-(?P<host>.*)-(?P<process>[0-9]+)-[0-9]+")
 _threads = threading.RLock()
@@ -76,22 +77,23 @@ class RunDirectory:
         self.names: set[str] = set()
         self.digests: dict[str, str] = {}
         self.state = ""
-        self.unchanged: dict[str, str] = {}  # digests that were found to fit when the run was begun
+        self.checked: dict[str, tuple[Stamp, str]] = {}  # files that fitted their digests when the run was begun
         self.present = False  # whether there is a manifest of ours
-        self._stamp = (0, 0, 0)
+        self._stamp: Stamp = (0, 0, 0)
 
     def read(self, strict: bool = False) -> None:
         """Takes in the manifest. Other processes, and children of this one, may have added names to it."""
         with contextlib.suppress(OSError):
-            now = os.lstat(self.directory / MANIFEST)
-            stamp = (now.st_ino, now.st_size, now.st_mtime_ns)
+            stamp = _stamp_of(self.directory / MANIFEST)
             if stamp == self._stamp:
                 return
             self._stamp = stamp
         found = read_run(self.directory, strict)
+        if found is None and self.present:  # it was removed
+            self.names = set()
         self.present = found is not None
-        self.names = set(found.writes) if found is not None else set()
         if found is not None:
+            self.names = set(found.writes)
             self.facts, self.state, self.digests = dict(found.facts), found.state, dict(found.sha256)
             self.shared = self.state == "open"
 
@@ -109,14 +111,15 @@ class RunDirectory:
         """
         wanted = list(writes)
         covered = {*wanted, MANIFEST}
-        self.unchanged = {}
+        self.checked = {}
         for name, digest in self.digests.items():
             above = (f"{part}/" for part in _parents(name))
             path = self.directory / name
             if name not in covered and not any(part in covered for part in above) and path.is_file():
+                stamp = _stamp_of(path)
                 if sha256(path) != digest:
                     raise damaged(path, "its checksum does not fit")
-                self.unchanged[name] = digest
+                self.checked[name] = stamp, digest
         self.extend(wanted)
 
     def _is_free(self, name: str) -> bool:
@@ -159,6 +162,11 @@ class RunDirectory:
         missing = next((p for p in _parents(name) if not os.path.lexists(self.directory / p)), None)
         self._write([name if missing is None else f"{missing}/"])
 
+    def recover(self, names: Iterable[str]) -> None:
+        """Lists existing files in a directory that lost its manifest: their content shows that they are ours."""
+        if not self.present:
+            self._write(names)
+
     def extend(self, names: Iterable[str]) -> None:
         """Lists more names, as `begin` does."""
         new = {name for name in names if self._is_free(name)}
@@ -180,10 +188,14 @@ class RunDirectory:
             return
         self.clear()  # what child processes that died have left
         files, runs = files_of(self.directory, self.names), runs_in(self.directory)
-        digests = {name: self.unchanged.get(name) or sha256(path) for name, path in files.items() if is_plain(path)}
+        digests = {}
+        for name, path in files.items():
+            stamp, digest = self.checked.get(name, (None, ""))
+            if is_plain(path):  # a link is not ours
+                digests[name] = digest if stamp == _stamp_of(path) else sha256(path)
         self.state = "finished"
         self._save({"state": "finished", "writes": sorted(self.names), "sha256": digests, "runs": runs})
-        self.digests, self.unchanged = digests, {}
+        self.digests = digests
 
     @property
     def _is_open(self) -> bool:
@@ -207,8 +219,7 @@ class RunDirectory:
         text = manifest_text(body, bookkeeping["state"] == "finished")
         with replacing(path) as half:
             half.write_text(text, encoding="utf-8")
-        now = os.lstat(path)
-        self._stamp = (now.st_ino, now.st_size, now.st_mtime_ns)
+        self._stamp = _stamp_of(path)
         self.state, self.present = bookkeeping["state"], True
 
     @contextlib.contextmanager
@@ -246,6 +257,12 @@ class RunDirectory:
         finally:
             _temporary_folders.discard(place)
         delete(place)
+
+
+def _stamp_of(path: Path) -> Stamp:
+    """By what one sees that a file was not replaced or written to: which file it is, its size, its time."""
+    now = os.lstat(path)
+    return now.st_ino, now.st_size, now.st_mtime_ns
 
 
 def _parents(name: str) -> list[str]:
@@ -295,6 +312,8 @@ def open_run(
             ) from None
         if run.present:
             refuse_kind(directory, str(run.facts["kind"]), kind)
+        else:
+            run.names = _inherited(home)
         if run.state == "open":
             run.kind = str(run.facts["kind"])
         run.clear(everything=not shared)
@@ -310,6 +329,14 @@ def open_run(
         if outer is not None:
             _open[home] = outer
         lock.release()
+
+
+def _inherited(home: Path) -> set[str]:
+    """What is in a folder that another run lists: all of it is ours, also once the folder has a manifest of its own."""
+    above = owner_of(home)
+    if above is None or not above.lists(f"{home.relative_to(above.directory).as_posix()}/"):
+        return set()
+    return {f"{path.name}/" if path.is_dir() else path.name for path in home.iterdir() if path.name != WORK}
 
 
 def _writer(directory: Path) -> str:

@@ -30,7 +30,7 @@ import hashlib
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -155,6 +155,10 @@ def pick_text(line: Mapping[str, Any]) -> Text:
     return Text(tuple(line["ids"]), line["text"], line["proven"])
 
 
+def pick_body(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "key"}
+
+
 @dataclass(frozen=True)
 class ArrayFile:
     """A safetensors file. It has one metadata entry only, because the order of several is not fixed."""
@@ -243,7 +247,7 @@ FORMATS: dict[str, ArrayFile | LineFile] = {
     "errors": NUMBERS,  # standard errors of answers that were scored by a bound
     "classified": NUMBERS,
     "texts": LineFile(pack_text, pick_text),
-    "requests": LineFile(dict, dict),  # answers to another harness's tasks
+    "requests": LineFile(dict, pick_body),  # answers to another harness's tasks
 }
 
 
@@ -261,6 +265,7 @@ class StoredEvidence(Mapping[str, T]):
         self.files: list[Path] = []
         self.how: dict[str, Any] = {}  # how the model was held, as the first file says
         self.notes: list[str] = []
+        self.damaged: list[Path] = []
         self._cache: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._keys, self._files, self._rows = np.zeros(0, "S1"), np.zeros(0, np.int32), np.zeros(0, np.int32)
 
@@ -333,20 +338,21 @@ class EvidenceFolder(Generic[T]):
 
         To lose evidence costs time. To score without noticing that some is lost costs a wrong number.
         """
+        stored: StoredEvidence[T] = StoredEvidence(self)
         headers = []
         for path in sorted(self.path.glob(f"*{self.format.suffix}")):
             try:
-                headers.append((path, self._header(path)))
+                headers.append((path, self.header(path)))
             except (OSError, ValueError, RecursionError) as error:
                 problem = first_line(error) or type(error).__name__
                 if strict:
                     raise damaged(path, problem) from None
                 log.warning("%s is damaged (%s): collecting it again.", path, problem)
-        stored: StoredEvidence[T] = StoredEvidence(self)
+                stored.damaged.append(path)
         stored.index(headers)
         return stored
 
-    def _header(self, path: Path) -> Header:
+    def header(self, path: Path) -> Header:
         """The header of a whole file of this folder; else ValueError."""
         body, _, _ = self.format.parse(path)
         header = msgspec.convert(body, Header)
@@ -384,12 +390,14 @@ class EvidenceFolder(Generic[T]):
                 log.warning("%s", error)
         return found
 
-    def remove(self, keys: frozenset[str] | None = None) -> None:
-        """Takes away all files of ours here, or those of some keys."""
-        files = [*self.path.glob(f"*{self.format.suffix}"), *self.path.glob("plan-*.json")]
-        if keys is not None:
-            files = [path for path in files if path.stem in keys]
-        remove(*files)
+    def remove(self, files: Sequence[Path] | None = None) -> None:
+        """Takes away some files of ours, or all that are here."""
+        every = [*self.path.glob(f"*{self.format.suffix}"), *self.path.glob("plan-*.json")]
+        remove(*(every if files is None else files))
+
+    def files_of(self, keys: Iterable[str]) -> list[Path]:
+        """The files that are named by one of these keys."""
+        return [self.path / f"{key}{self.format.suffix}" for key in keys]
 
 
 def open_folder(directory: Path, name: str) -> EvidenceFolder[Any]:
@@ -402,6 +410,22 @@ def evidence_files(directory: Path) -> list[Path]:
     """The files of all evidence folders in a directory."""
     folders = [path for path in sorted(directory.glob("*-*")) if path.is_dir() and path.name.split("-")[0] in FORMATS]
     return [file for folder in folders for file in sorted(folder.iterdir()) if file.is_file()]
+
+
+def recognise_files(directory: Path) -> list[Path]:
+    """The evidence files in a directory that are whole, by their own headers: a run may have lost its manifest."""
+    files = []
+    for path in evidence_files(directory):
+        folder = open_folder(directory, path.parent.name)
+        try:
+            if path.name.startswith("plan-"):
+                decode(path, Plan)
+            else:
+                folder.header(path)
+        except (OSError, ValueError, RecursionError, UserError):
+            continue
+        files.append(path)
+    return files
 
 
 def remove_evidence(directory: Path, keep: Sequence[str] = ()) -> None:

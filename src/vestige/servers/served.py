@@ -1,7 +1,7 @@
 """A served model as collect sees models: targets in, TokenStats out; requests in, Texts out.
 
 In: the servers of one model, wants. Out: evidence, batch by batch, each answer checked before it is handed on. Caller:
-engine/served.py hands it to engine/obtain.py. Nothing distinct is sent twice: a sequence that another one begins with
+engine/served.py hands it to runs/collect.py. Nothing distinct is sent twice: a sequence that another one begins with
 is read off the longer one, and a greedy text starts behind what scoring has proved.
 """
 

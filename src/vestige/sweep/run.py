@@ -75,7 +75,7 @@ def sweep(plan: SweepPlan, how: How) -> int:
         count = len(plan.models)
         raise UserError(f"--start-idx {how.start} --end-idx {how.end} holds none of the plan's {count} models.")
     check_space(plan.out, plan.free_space)
-    _keep_apart(plan)
+    _refuse_inputs_in_output(plan)
     for folder in ("tasks", "logs"):  # where users' files may be, too, so that ours are listed one by one
         make_directory(plan.out / folder)
     named = [file for task in tasks for file in (_note_file(plan, task.id), Path(task.log))]
@@ -263,8 +263,6 @@ def clean(plan: SweepPlan, everything: bool) -> str:
         size += sum(file.stat().st_size for file in files)
         remove_run(place) if is_run(place) else remove(*files)
     remove(*_files_of(plan, tasks, everything))
-    if everything:
-        remove_run(plan.out)
     left = [p for p in gone if p.exists()]
     lines = [f"removed {p}" if p not in left else f"removed what vestige wrote in {p}; the rest stays" for p in gone]
     return "\n".join([*lines, f"{len(gone)} directories, {size / 2**20:.1f} MB"])
@@ -289,7 +287,7 @@ def _files_of(plan: SweepPlan, tasks: list[Task], everything: bool) -> list[Path
     return files
 
 
-def _keep_apart(plan: SweepPlan) -> None:
+def _refuse_inputs_in_output(plan: SweepPlan) -> None:
     """Models and data are not where attacked copies and runs come and go."""
     inputs: dict[str, Any] = {f"the model {m.name}": m.path for m in plan.models}
     inputs |= {

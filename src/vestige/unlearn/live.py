@@ -30,7 +30,6 @@ import torch
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.references import load_reference
-from vestige.runs.team import alone
 from vestige.errors import UserError, is_ours
 from vestige.integrations.undisturbed import undisturbed
 from vestige.internal import summary
@@ -39,6 +38,7 @@ from vestige.metrics.cards import direction_of
 from vestige.models.load import wrap_model
 from vestige.numeric import mean
 from vestige.runs.directory import open_run, remove_run, temporary, write_bytes
+from vestige.runs.team import alone
 from vestige.show.progress import hushed
 from vestige.suites.spec import MetricSpec
 from vestige.unlearn.looks import CURVE, PREFIX, Look, WatchFile

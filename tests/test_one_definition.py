@@ -15,8 +15,8 @@ from family_tools import copy_of
 from vestige.cli import main, parser
 from vestige.metrics.cards import CARDS
 from vestige.models.families import FAMILIES, OURS
-from vestige.stress.registry import ATTACKS
-from vestige.stress.registry import OURS as OUR_ATTACKS
+from vestige.stress.attacks import ATTACKS
+from vestige.stress.attacks import OURS as OUR_ATTACKS
 from vestige.suites.registry import HANDLERS
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.methods import OURS as OUR_METHODS

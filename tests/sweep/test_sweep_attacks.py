@@ -20,7 +20,7 @@ from vestige.depth.run import depth_run
 from vestige.errors import UserError
 from vestige.meta.pools import read_attacks as read_attack_pools
 from vestige.report.run import ReportAsk, build_report
-from vestige.stress.registry import ATTACKS, OURS
+from vestige.stress.attacks import ATTACKS, OURS
 from vestige.stress.run import Stress, stress
 from vestige.sweep.plan import read_attacks, read_plan
 from vestige.sweep.run import robustness_files

@@ -30,7 +30,7 @@ from vestige.report.sound import keep_sound
 from vestige.report.training_part import training
 from vestige.store.comparable import UNSTATED, Number, mixtures, number_of
 from vestige.store.kinds import RunSource
-from vestige.stress.registry import attack_named
+from vestige.stress.attacks import attack_named
 from vestige.verdict.runs import Evaluated
 
 TITLE = "Did it forget?"

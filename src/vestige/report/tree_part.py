@@ -12,7 +12,7 @@ from vestige.report.attacks_part import sweep_curve
 from vestige.report.gather import FoundRuns
 from vestige.report.methods_part import value
 from vestige.store.kinds import RunSource
-from vestige.stress.registry import attack_named
+from vestige.stress.attacks import attack_named
 
 # The published tables' metrics of outputs, with the handlers that explain them.
 OUTPUTS = {k: known.handler for k, known in KNOWN.items() if known.handler and known.protocol == CHAT}

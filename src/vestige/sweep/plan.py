@@ -27,8 +27,8 @@ from vestige.guard import is_there, read_yaml
 from vestige.io import decode_data
 from vestige.schema import check_form
 from vestige.secrets import note_tree
-from vestige.stress.held_out import held_paths
-from vestige.stress.registry import WORDS, WeightsAttack, weights_attacks
+from vestige.stress.attacks import WORDS, WeightsAttack, weights_attacks
+from vestige.stress.copies import held_paths
 
 DEPTH = "depth"  # the suite that is a depth run for each model
 # Flags that a sweep sets itself; a plan may set all others of an evaluation or of a depth run.

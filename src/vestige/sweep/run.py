@@ -43,7 +43,7 @@ from vestige.store import kinds
 from vestige.store.files import write_json
 from vestige.store.forms import Sweep
 from vestige.store.kinds import Kind, Reader, RunSource
-from vestige.stress.held_out import write_held
+from vestige.stress.copies import write_held
 from vestige.sweep.plan import PlannedAttack, SweepPlan
 from vestige.sweep.schedule import Board, Cleaner, Prefetcher, Schedule, TaskState
 from vestige.sweep.tasks import Task, check_space, is_done, log_file, make_tasks

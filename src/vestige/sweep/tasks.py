@@ -40,9 +40,9 @@ from vestige.runs.directory import HeldError, append_to, install, open_run, remo
 from vestige.runs.manifest import config_json, is_whole, kind_in
 from vestige.secrets import Hiding, hide, note_tree
 from vestige.store.files import write_json
+from vestige.stress.attacks import ATTACKS as ATTACKS  # where plug-ins have found it
+from vestige.stress.attacks import LESSON, attack_named
 from vestige.stress.copies import AttackLesson, attack_weights, rows_file, settings_of
-from vestige.stress.registry import ATTACKS as ATTACKS  # where plug-ins have found it
-from vestige.stress.registry import LESSON, attack_named
 from vestige.sweep.plan import (
     PlanModel,
     PlannedAttack,

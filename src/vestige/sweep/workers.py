@@ -33,7 +33,7 @@ from vestige.errors import UserError, how_to_install
 from vestige.isolation import DiedError, ending, isolated
 from vestige.runs.directory import append_to
 from vestige.secrets import note_variables
-from vestige.stress.registry import attack_named
+from vestige.stress.attacks import attack_named
 from vestige.sweep.tasks import Finished, Task, perform
 
 WORKER = [sys.executable, "-m", "vestige.sweep.workers"]

@@ -14,7 +14,7 @@ from vestige.collapse.run import CollapseAsk
 from vestige.depth.ask import DepthAsk
 from vestige.engine.flags import EvalAsk
 from vestige.flags import flags_of
-from vestige.report.assemble import PageAsk
+from vestige.report.build import ReportRequest
 from vestige.stress.ask import SETTINGS
 from vestige.stress.run import Stress
 
@@ -55,7 +55,7 @@ def test_evaluate_has_every_flag_of_eval() -> None:
         ("plan", EvalAsk, {"progress"}),
         ("measure_depth", DepthAsk, {"out", "progress"}),
         ("attack", Stress, {"settings", "metrics"}),
-        ("make_report", PageAsk, set()),
+        ("make_report", ReportRequest, {"out", "runs"}),
         ("measure_collapse", CollapseAsk, {"settings", "reasoning", "progress", "model_args"}),
     ],
 )

@@ -30,7 +30,7 @@ from vestige.metrics.trajectory import follow, sigma
 from vestige.models.args import ModelArgs
 from vestige.models.diffusion import CanvasPredictor, canvas_predictor
 from vestige.models.load import load_model
-from vestige.report.traces import row_traces
+from vestige.report.gather import row_traces
 from vestige.samplers import Pass, Sampled, infill, sample
 from vestige.store.evidence import Bank
 from vestige.store.files import load_rows

@@ -20,7 +20,7 @@ from vestige.cli import main
 from vestige.collect.denoise import DenoiseCollector
 from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_model
-from vestige.report.traces import row_traces
+from vestige.report.gather import row_traces
 from vestige.samplers import sample
 from vestige.suites.trajectory import read_denoising
 from vestige.types import Prompt, Trace

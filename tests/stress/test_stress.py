@@ -21,7 +21,7 @@ from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_model, load_tokenizer
 from vestige.models.quantised import repair
-from vestige.show.stress_plots import recovery_curve, recovery_points
+from vestige.show.figures import recovery_curve, recovery_points
 from vestige.stress.attacks import RELEARNING, prune, prune_weights, quantise
 from vestige.stress.copies import lesson_rows
 from vestige.stress.leak import _sample, expected_best

@@ -152,19 +152,26 @@ def make_report(
         progress: progress bars on stderr
         plugins: Python file, or files, with metrics, attacks, data sets, ... of your own
     """
-    from vestige.report.assemble import PageAsk
-    from vestige.report.format import PAGE
-    from vestige.report.run import ReportAsk, write_report
+    from vestige.report.build import ReportRequest, write_report
+    from vestige.report.gather import PAGE
 
     load_all_plugins(plugins)
     if rows < 1:
         raise UserError(f"rows is {rows}; keep at least 1 row of a split.")
     several = [runs] if isinstance(runs, (str, Path, Result)) else list(runs)
-    models = [[names] if isinstance(names, str) else list(names) for names in (full, retain)]
     place = Path(out).expanduser()
-    page = PageAsk(title, models[0], models[1], rows, accept_mixture=accept_mixture)
-    ask = ReportAsk([_on_disk(run) for run in several], place, page, shorten_paths, progress)
-    report = write_report(ask)
+    request = ReportRequest(
+        runs=[_on_disk(run) for run in several],
+        out=place,
+        title=title,
+        full=[full] if isinstance(full, str) else list(full),
+        retain=[retain] if isinstance(retain, str) else list(retain),
+        rows=rows,
+        accept_mixture=accept_mixture,
+        shorten_paths=shorten_paths,
+        progress=progress,
+    )
+    report = write_report(request)
     for words in report.get("left_out") or ():
         log.warning("Left out of the report: %s", words)
     for run in several:

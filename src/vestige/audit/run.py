@@ -19,9 +19,8 @@ from vestige.audit.work import ATTACKS, Audit, AuditWork
 from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.isolation import DiedError
-from vestige.report.assemble import PageAsk
-from vestige.report.format import PAGE
-from vestige.report.run import ReportAsk, write_report
+from vestige.report.build import ReportRequest, write_report
+from vestige.report.gather import PAGE
 from vestige.show.progress import hushed
 from vestige.store.directories import refuse_other_kind
 from vestige.stress.run import check_precision
@@ -116,12 +115,15 @@ def _page(work: AuditWork) -> Path:
     ask = work.ask
     places = [ask.out / name for name in ask.models]
     places += [place for place in (work.depth, *work.stressed.values()) if place is not None]
-    roles = PageAsk(
-        PAGE_TITLE,
+    request = ReportRequest(
+        runs=places,
+        out=ask.out / "report",
+        title=PAGE_TITLE,
         full=[ask.before],
         retain=[ask.retain_model] if ask.retain_model else [],
         unlearned=[ask.after],
+        progress=ask.settings.get("progress") is not False,
     )
     print("Writing the page ...", flush=True)
-    write_report(ReportAsk(places, ask.out / "report", roles, progress=ask.settings.get("progress") is not False))
+    write_report(request)
     return ask.out / "report" / PAGE

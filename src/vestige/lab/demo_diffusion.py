@@ -15,9 +15,9 @@ from vestige.lab.building import with_threads
 from vestige.lab.diffusion import build_diffusion_lab
 from vestige.lab.llada import NAME as LLADA
 from vestige.lab.story import two_digits
+from vestige.show.figures import curves, save
 from vestige.show.progress import hushed
 from vestige.show.tables import table
-from vestige.show.trajectory_plots import curves, save
 from vestige.types import Score
 
 SUITE = "tofu_trajectory"

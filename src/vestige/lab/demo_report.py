@@ -13,8 +13,7 @@ from typing import Any
 from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
 from vestige.lab.story import DemoStory
-from vestige.report.assemble import PageAsk
-from vestige.report.run import ReportAsk, write_report
+from vestige.report.build import ReportRequest, write_report
 from vestige.show.progress import hushed
 from vestige.stress.run import Stress, stress
 
@@ -75,8 +74,8 @@ def demo_report(out: Path, story: DemoStory) -> None:
     # It learned the forget rows and was never asked to forget them: nothing to judge.
     taught = [name for name in ("llada",) if (out / "eval" / f"diffusion_{name}").is_dir()]
     story.part("page")
-    asked = ReportAsk(runs, out / "report", PageAsk("The lab: did it forget?", full=taught), progress=True)
-    report = write_report(asked)
+    request = ReportRequest(runs, out / "report", "The lab: did it forget?", full=taught, progress=True)
+    report = write_report(request)
     names = {m["id"]: m["name"] for m in report["models"]}
     print("\nDid it forget?")
     for a in report["audits"]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
 from vestige.flags import shared_flags
+
+if TYPE_CHECKING:
+    from vestige.report.build import ReportRequest
 
 ROWS = 400
 SOURCES = "directories of runs, sweeps, or result files; any mixture"
@@ -72,23 +75,31 @@ def _sources(p: argparse.ArgumentParser, verb: str, sources: str = "RUN", words:
     shared_flags(p, verb, full=who, retain_model=who, rows={"default": ROWS}, **here)
 
 
-def ask_of(args: argparse.Namespace, out: Path) -> Any:
+def request_of(args: argparse.Namespace, out: Path) -> ReportRequest:
     from vestige.integrations.plugins import load_plugins
-    from vestige.report.assemble import TITLE, PageAsk
-    from vestige.report.run import ReportAsk
+    from vestige.report.build import TITLE, ReportRequest
 
     if args.rows < 1:
         raise UserError(f"--rows is {args.rows}; keep at least 1 row of a split.")
     load_plugins(args.plugin)
-    ask = PageAsk(args.title or TITLE, args.full, args.retain_model, args.rows, accept_mixture=args.accept_mixture)
-    return ReportAsk([Path(r) for r in args.runs], out, ask, getattr(args, "shorten_paths", False), not args.quiet)
+    return ReportRequest(
+        runs=[Path(run) for run in args.runs],
+        out=out,
+        title=args.title or TITLE,
+        full=args.full,
+        retain=args.retain_model,
+        rows=args.rows,
+        accept_mixture=args.accept_mixture,
+        shorten_paths=getattr(args, "shorten_paths", False),
+        progress=not args.quiet,
+    )
 
 
 def run_report(args: argparse.Namespace) -> int:
-    from vestige.report.run import summary, write_report
+    from vestige.report.build import summary, write_report
 
     out = Path(args.out)
-    report = write_report(ask_of(args, out))
+    report = write_report(request_of(args, out))
     print(summary(report, out))
     return _status(report, args)
 
@@ -104,11 +115,11 @@ def _status(report: dict[str, Any], args: argparse.Namespace) -> int:
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """The data of a report that is there, or made of runs; then nothing is written."""
-    from vestige.report.run import build_report, read_report
+    from vestige.report.build import build_report, read_report
 
     found = read_report(Path(args.runs[0]))
     if found is None:
-        made = build_report(ask_of(args, Path()))
+        made = build_report(request_of(args, Path()))
         for problem in made["problems"]:  # tables go to standard output, so that is not the place
             if problem["text"] in made.get("left_out", ()):
                 print(f"problem: {problem['text']} ({problem.get('where', '')})", file=sys.stderr)
@@ -120,7 +131,8 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def run_table(args: argparse.Namespace) -> int:
     from vestige.errors import unknown_name
-    from vestige.report.tables import FORMATS, TableLook, meta_table, models_table, paper_table
+    from vestige.report.tables import meta_table, models_table
+    from vestige.show.tables import FORMATS, TableLook, paper_table
 
     if args.format not in FORMATS:
         raise unknown_name("format", args.format, FORMATS)
@@ -146,33 +158,31 @@ def run_table(args: argparse.Namespace) -> int:
 
 def run_plot(args: argparse.Namespace) -> int:
     from vestige.errors import unknown_name
-    from vestige.report.figures import FIGURES, Which, draw
-    from vestige.show.paper import at_width, width_of
+    from vestige.report.figures import FIGURES, Choice, draw, width_in_inches
 
     *args.runs, what = args.runs
     if what not in FIGURES or not args.runs:
         raise unknown_name("picture", what, FIGURES, "Say it last: vestige plot RUN... WHAT -o FILE.")
     if args.metrics and ("," in args.metrics or args.metrics == "all"):
         raise UserError(f"A picture shows one metric; --metrics is {args.metrics}.")
-    which = Which(args.name, args.metrics, args.attack, args.x, args.y)
+    choice, width = Choice(args.name, args.metrics, args.attack, args.x, args.y), width_in_inches(args.width)
     report = report_of(args)
-    with at_width(width_of(args.width)):
-        print(f"files: {draw(report, what, which, Path(args.out))}")
+    print(f"files: {draw(report, what, choice, Path(args.out), width)}")
     return _status(report, args)
 
 
 def run_view(args: argparse.Namespace) -> int:
-    from vestige.report.run import again, read_report
+    from vestige.report.build import read_report, request_again
     from vestige.report.view import Viewer
 
     first = Path(args.runs[0])
     report = read_report(first)
-    ask = ask_of(args, Path()) if report is None else again(report, first)
+    request = request_of(args, Path()) if report is None else request_again(report, first)
     if args.every <= 0:
         raise UserError(f"--every is {args.every:g}; give a number of seconds above 0.")
     if not 0 <= args.port < 65536:
         raise UserError(f"--port is {args.port}; give a number from 0 to 65535.")
-    with Viewer(ask, args.port, args.every) as viewer:
+    with Viewer(request, args.port, args.every) as viewer:
         print(f"{viewer.address}  (this machine only; stop with Ctrl-C)", flush=True)
         viewer.stopped.wait()
     return 0

@@ -14,12 +14,10 @@ from vestige.guard import read_json
 from vestige.meta.axes import AXIS_TABLE, definitions
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
 from vestige.meta.old_keys import RENAMED, ages
-from vestige.report.assemble import assemble
-from vestige.report.format import PAGE, REPORT, Report
-from vestige.report.format import check_report as misfits
-from vestige.report.gather import digest, gather
-from vestige.report.glossary import entry
-from vestige.report.run import again as asked_again
+from vestige.report.build import assemble, request_again
+from vestige.report.build import check_report as check_form
+from vestige.report.gather import PAGE, REPORT, Json, digest, gather
+from vestige.report.metrics import describe_metric
 from vestige.results.meta_checks import Checked, check_meta
 from vestige.show.progress import hushed
 
@@ -41,7 +39,7 @@ def check_report(path: Path, again: bool = True) -> Checked:
     return out
 
 
-def _checks(report: Report, fresh: Mapping[str, Any] | str) -> list[str]:
+def _checks(report: Json, fresh: Mapping[str, Any] | str) -> list[str]:
     count = "not gathered" if isinstance(fresh, str) else str(len(fresh["models"]))
     files = sum(len(s["files"]) for s in report["sources"])
     formulas = len(definitions())
@@ -55,13 +53,13 @@ def _checks(report: Report, fresh: Mapping[str, Any] | str) -> list[str]:
     ]
 
 
-def _meta_places(path: Path, report: Report) -> list[Path]:
+def _meta_places(path: Path, report: Json) -> list[Path]:
     """Directories of meta-evaluation behind the report."""
     files = [path / s["path"] for s in report["sources"] if s["kind"] in ("meta", "methods")]
     return list(dict.fromkeys(f.parent for f in files if f.name in (META_EVAL, METHOD_RESULTS) and f.is_file()))
 
 
-def _read(path: Path) -> Report | list[str]:
+def _read(path: Path) -> Json | list[str]:
     """The report, or what keeps it from being read."""
     try:
         report = read_json(path / REPORT)
@@ -71,13 +69,14 @@ def _read(path: Path) -> Report | list[str]:
         ) from None
     except ValueError:
         return [f"{REPORT} is not valid JSON; run vestige report again."]
-    if not isinstance(report, dict):
-        return [f"{REPORT} does not hold a report; run vestige report again."]
-    wrong = [f"{REPORT}: {words}." for words in misfits(report)]
-    return wrong or report
+    try:
+        check_form(report)
+    except UserError as error:
+        return [f"{REPORT}: {error}; run vestige report again."]
+    return dict(report)
 
 
-def _page(path: Path, report: Report) -> Iterator[str]:
+def _page(path: Path, report: Json) -> Iterator[str]:
     """The page must show the data that lies beside it."""
     file = path / PAGE
     if not file.is_file():
@@ -94,7 +93,7 @@ def _page(path: Path, report: Report) -> Iterator[str]:
         yield f"{PAGE} does not show what {REPORT} says; run vestige report again."
 
 
-def _sources(path: Path, report: Report) -> Iterator[str]:
+def _sources(path: Path, report: Json) -> Iterator[str]:
     """Every file a number came from, by its content."""
     for source in report["sources"]:
         place = path / source["path"]
@@ -107,7 +106,7 @@ def _sources(path: Path, report: Report) -> Iterator[str]:
                 yield f"{there} has changed since the report was made; run vestige report again."
 
 
-def _axes(report: Report) -> Iterator[str]:
+def _axes(report: Json) -> Iterator[str]:
     """Labels and formulas in print must be those that compute."""
     said = {d["key"]: d for d in report["axes"].get("definitions", ())}
     for truth in definitions():
@@ -117,12 +116,12 @@ def _axes(report: Report) -> Iterator[str]:
     keys = {axis.key for axis in AXIS_TABLE} | {f"{axis.key}_floored" for axis in AXIS_TABLE}
     for key, told in report["metrics"].items():
         if key in keys and told["group"] == "axis":
-            truth = entry(key)
+            truth = describe_metric(key)
             if any(told.get(part) != truth[part] for part in ("label", "formula")):
                 yield f"the report calls {key} '{told.get('label')}: {told.get('formula')}', not '{truth['formula']}'."
 
 
-def _keys(path: Path, report: Report) -> Iterator[str]:
+def _keys(path: Path, report: Json) -> Iterator[str]:
     """Former and present names side by side hide which number is meant."""
     names = {k for m in report["models"] for k in m["values"]} | set(report["metrics"])
     for old in sorted(names & set(RENAMED)):
@@ -148,12 +147,12 @@ def _ages(file: Path) -> set[str]:
         return set()  # said elsewhere
 
 
-def _fresh(path: Path, report: Report) -> Report | str:
+def _fresh(path: Path, report: Json) -> Json | str:
     """The report's runs gathered again; a sentence where they cannot be."""
     try:
-        ask = asked_again(report, path)
+        request = request_again(report, path)
         with hushed():
-            return assemble(gather(ask.runs), ask.ask, path)[0]
+            return assemble(gather(request.runs), request)[0]
     except UserError as error:
         return str(error)
 

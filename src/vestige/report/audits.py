@@ -256,9 +256,9 @@ def _runs_of(models: Models, found: FoundRuns, model: ReportModel, attacked: Seq
     copies = list(attacked)
     for attack, copy in model.copies.items():
         evaluated = next((run.judged for run in copy.plain_evaluations), None)
-        values = {key: value["v"] for key, value in copy.values.items()}
+        numbers = {key: value["v"] for key, value in copy.values.items()}
         teaches = bool(models.attack_facts[attack].get("teaches"))
-        copies.append(AttackedRun(attack, None, teaches, "", evaluated, values))
+        copies.append(AttackedRun(attack, None, teaches, "", evaluated, numbers))
     for curve in _published_curves(found, model):
         value = {curve["metric"]: curve["values"][0]}
         copies.append(AttackedRun(curve["attack"], None, curve["teaches"], "", None, value))

@@ -176,7 +176,8 @@ def before_after(report: Json, choice: Choice) -> Figure:
     metric = _meta_metric(report, choice, models, f"The runs do not say values before and after {attack}")
     figure, axes = _new_axes(4.2, 4.0)
     unlearned, retain = models(metric), pairs([states[metric["key"]].get("retain")])
-    axes.scatter(*zip(*unlearned, strict=True), s=18, color=COLOURS[0], alpha=0.8, label="unlearned", zorder=3)
+    xs, ys = zip(*unlearned, strict=True)
+    axes.scatter(xs, ys, s=18, color=COLOURS[0], alpha=0.8, label="unlearned", zorder=3)
     if retain:
         axes.scatter(*zip(*retain, strict=True), marker="D", color=COLOURS[2], label="retain", zorder=4)
     values = [value for point in (*unlearned, *retain) for value in point]

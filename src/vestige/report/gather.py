@@ -273,7 +273,7 @@ class Layer:
 @dataclass(frozen=True)
 class DepthSummary:
     avg_uds: float | None = None
-    interval: Ends | None = None
+    interval: tuple[float, float] | None = None
     n: int | None = None
     reason: Any = ""
     layers: list[int] = field(default_factory=list)

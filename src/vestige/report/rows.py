@@ -268,12 +268,9 @@ def distributions(runs: Runs) -> list[Json]:
                 splits = _splits(run, metric)
                 if splits.get("forget") and metric not in seen:
                     seen.add(metric)
-                    attack = is_attack(run.handler(metric))
-                    what = (
-                        "the attack's score of each row: low is familiar"
-                        if attack
-                        else "the metric's value of each row"
-                    )
+                    what = "the metric's value of each row"
+                    if is_attack(run.handler(metric)):
+                        what = "the attack's score of each row: low is familiar"
                     out.append({"metric": metric, "model": id, "what": what, "splits": splits})
     return out
 

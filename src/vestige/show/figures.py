@@ -232,7 +232,7 @@ def heat_map(
         axis.set_yticks(list(every), names, fontsize=8 if len(names) <= 40 else 6)
         axis.set_ylabel("true token")
     bar = figure.colorbar(image, ax=axis, label="probability of the true token", pad=0.02)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     axis.set_title(fill(title or "How likely the true token was, pass by pass", TITLE_WIDTH), fontsize=11)
     return figure
 
@@ -252,15 +252,19 @@ def _mark_decisions(axis: Axes, trace: Trace, labels: Array) -> None:
         if not len(at):
             continue
         paints = ((GREY, 1.3),) if marker == "." else (("black", 2.6), ("white", 1.2))
-        for x, y, colour, width, label in (
-            *((trace.fixed[at], at, colour, width, None) for colour, width in paints),
-            ([], [], GREY, 1.3, name),  # only for the legend
-        ):
-            paint: Any = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"color": colour}
-            axis.scatter(x, y, s=size, marker=marker, linewidths=width, label=label, **paint)
+        for colour, width in paints:
+            _scatter_marks(axis, trace.fixed[at], at, marker, size, colour, width)
+        _scatter_marks(axis, [], [], marker, size, GREY, 1.3, name)  # only for the legend
     if decided.any():
         look: Any = {"loc": "outside lower center", "ncols": 3, "frameon": False, "fontsize": 9}
         axis.figure.legend(handletextpad=0.2, **look)
+
+
+def _scatter_marks(
+    axis: Axes, x: Any, y: Any, marker: str, size: float, colour: str, width: float, label: str | None = None
+) -> None:
+    paint: Any = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"color": colour}
+    axis.scatter(x, y, s=size, marker=marker, linewidths=width, label=label, **paint)
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
@@ -388,7 +392,7 @@ def collapse_curves(labels: Mapping[str, CollapsePoints]) -> Figure:
         estimate = "mi_seq_distinct_columns"
         if not _collapse_series(points, estimate)[0]:
             estimate = "mi_seq_estimate"
-        lines = (
+        lines: Sequence[tuple[int, str, str, str | None]] = (
             (0, estimate, "o-", name),
             (1, "retrieval_accuracy", "o-", name),
             (1, "retrieval_chance_level", ":", None),

@@ -15,7 +15,6 @@ export function attackPanel(audit) {
   return [
     el(
       "div.chart-grid",
-      {},
       [...groups.values()].map((curves) => recovery(audit, curves).node),
     ),
   ];

@@ -22,18 +22,16 @@ export function auditView(root) {
 const nothing = () =>
   el(
     "section.empty-view",
-    {},
-    el("h1", {}, "Did it forget?"),
+    el("h1", "Did it forget?"),
     el(
       "p",
-      {},
       "No model in this report has a run with rows, so there is nothing to audit. ",
       el("a", { href: state.address({ view: "models" }) }, "The models' numbers are here."),
     ),
   );
 
 function first(audit, root) {
-  const name = report.audits.length > 1 ? picker(audit, root) : el("strong.subject", {}, modelName(audit.model));
+  const name = report.audits.length > 1 ? picker(audit, root) : el("strong.subject", modelName(audit.model));
   return verdictSection(audit, name);
 }
 
@@ -61,7 +59,7 @@ function about(audit) {
     ["retain", audit.retain && modelName(audit.retain)],
   ];
   const where = Object.entries(m.provenance ?? {});
-  return el("details.panel.about", {}, el("summary", {}, "About this model"), factList([...facts, ...where]));
+  return el("details.panel.about", el("summary", "About this model"), factList([...facts, ...where]));
 }
 
 // One entry per panel: its body, the groups of metrics in its table, and the parts whose absence it reports.
@@ -110,7 +108,7 @@ function panel(audit, { id, title, body, groups, covers }) {
     el("h2", { tabindex: "-1" }, title),
     ...content,
     table,
-    table && el("div.table-tools", {}, ...saveButtons(`${id}_${audit.model}`, () => sheet(audit, keys))),
+    table && el("div.table-tools", ...saveButtons(`${id}_${audit.model}`, () => sheet(audit, keys))),
   );
 }
 

@@ -13,9 +13,7 @@ let paper = false;
 const charts = new Map();
 const sight = new IntersectionObserver(
   (seen) => seen.filter((s) => s.isIntersecting).forEach((s) => charts.get(s.target)?.wake()),
-  {
-    rootMargin: "200px",
-  },
+  { rootMargin: "200px" },
 );
 const sizes = new ResizeObserver((changed) => changed.forEach((c) => charts.get(c.target)?.resized()));
 
@@ -39,11 +37,11 @@ export const lines = (...parts) =>
 export function chart(options) {
   const height = options.height ?? 340;
   const plot = el("div.plot", { role: "img", "aria-label": options.title, style: { "min-height": `${height}px` } });
-  const note = el("span.chart-note", {}, options.note ?? "");
-  const title = el("figcaption", {}, el("strong", {}, options.title), " ", note);
-  const numbers = el("details.numbers", {}, el("summary", {}, "Numbers"));
+  const note = el("span.chart-note", options.note ?? "");
+  const title = el("figcaption", el("strong", options.title), " ", note);
+  const numbers = el("details.numbers", el("summary", "Numbers"));
   numbers.addEventListener("toggle", () => numbers.open && fillNumbers(numbers, options));
-  const node = el("figure.chart", {}, title, plot, el("div.chart-tools", {}, numbers, ...tools(plot, options)));
+  const node = el("figure.chart", title, plot, el("div.chart-tools", numbers, ...tools(plot, options)));
   const me = { node, awake: false, waiting: 0, width: 0, find: null, wake, update, flush, resized };
   charts.set(plot, me);
   sight.observe(plot);

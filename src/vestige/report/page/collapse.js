@@ -12,7 +12,7 @@ const FIRST = ["mi_seq_estimate", "retrieval_accuracy", "mi_estimate"]; // where
 
 export function collapseView(root) {
   const runs = report.collapse ?? [];
-  const head = el("h1", {}, "Collapse");
+  const head = el("h1", "Collapse");
   if (!runs.length)
     return replace(
       root,
@@ -24,7 +24,6 @@ export function collapseView(root) {
   const start = [...first, ...keys].filter((k, i, list) => list.indexOf(k) === i);
   const lead = el(
     "p.lead",
-    {},
     "Whether a text says which prompt it answers. When it no longer does, reasoning has collapsed into a template.",
   );
   return replace(
@@ -33,10 +32,8 @@ export function collapseView(root) {
     lead,
     el(
       "section.panel",
-      {},
       el(
         "div.chart-grid",
-        {},
         start.slice(0, 2).map((k, i) => series(runs, keys, k, `c.${i}`)),
       ),
     ),
@@ -65,10 +62,8 @@ function series(runs, keys, start, where) {
   };
   return el(
     "div",
-    {},
     el(
       "div.controls",
-      {},
       choose(
         "column",
         keys.map((k) => [k, label(runs, k)]),
@@ -116,11 +111,7 @@ function build(runs, key) {
     traces: traces.filter(Boolean),
     note: label(runs, key),
     says: "",
-    layout: {
-      xaxis: { title: "training step" },
-      yaxis: { title: key },
-      showlegend: runs.length > 1,
-    },
+    layout: { xaxis: { title: "training step" }, yaxis: { title: key }, showlegend: runs.length > 1 },
   };
 }
 
@@ -143,15 +134,13 @@ function about(run) {
   const rows = run.steps.map((s, j) => [s, run.verdicts?.[j] ?? "", ...keys.map((k) => run.series[k][j] ?? null)]);
   return el(
     "section.panel",
-    {},
-    el("h2", {}, runName(run)),
+    el("h2", runName(run)),
     el(
       "ul.limits",
-      {},
-      (run.notes ?? []).map((t) => el("li", {}, t)),
+      (run.notes ?? []).map((t) => el("li", t)),
     ),
     plainTable(`${runName(run)}: every step`, { columns, rows }),
-    el("div.table-tools", {}, ...saveButtons(`collapse_${run.name}`, () => ({ columns, rows }))),
-    el("p.soft", {}, sourcePath(run.source)),
+    el("div.table-tools", ...saveButtons(`collapse_${run.name}`, () => ({ columns, rows }))),
+    el("p.soft", sourcePath(run.source)),
   );
 }

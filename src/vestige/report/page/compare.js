@@ -9,14 +9,11 @@ import { tip } from "./tip.js";
 const MOST = 8;
 
 export function comparison(ids, clear) {
-  const head = el("h2", {}, "Comparison");
+  const head = el("h2", "Comparison");
   if (ids.length < 2)
-    return [
-      head,
-      el("p.soft", {}, "Choose two or more models in the table, or click points, to see their differences."),
-    ];
+    return [head, el("p.soft", "Choose two or more models in the table, or click points, to see their differences.")];
   const shown = ids.slice(0, MOST);
-  const place = el("div", {});
+  const place = el("div");
   const fill = (base) => place.replaceChildren(table(base, shown));
   const wanted = state.get("m.base");
   const base = shown.includes(wanted) ? wanted : shown[0];
@@ -25,13 +22,11 @@ export function comparison(ids, clear) {
     state.set({ "m.base": id });
     fill(id);
   };
-  const extra =
-    ids.length > MOST ? el("p.soft", {}, `The first ${MOST} of ${ids.length} chosen models are shown.`) : null;
+  const extra = ids.length > MOST ? el("p.soft", `The first ${MOST} of ${ids.length} chosen models are shown.`) : null;
   return [
     head,
     el(
       "div.controls",
-      {},
       choose(
         "compared with",
         shown.map((id) => [id, modelName(id)]),
@@ -78,7 +73,6 @@ function table(base, ids) {
   const rows = keys.map((key) =>
     el(
       "tr",
-      {},
       tip(el("th", { scope: "row" }, titled(key)), () => metricTip(key)),
       value(base, key),
       ...others.flatMap((id) => [value(id, key), difference(base, id, key)]),
@@ -87,18 +81,17 @@ function table(base, ids) {
   const caption = `Differences from ${modelName(base)}. With an interval: paired on the same rows; * where it is beyond chance after Holm's correction. Without: plain difference, not tested.`;
   return el(
     "div",
-    {},
     el(
       "div.scroller",
       { tabindex: "0", role: "region", "aria-label": "comparison" },
-      el("table.grid", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)),
+      el("table.grid", el("caption", caption), el("thead", el("tr", heads)), el("tbody", rows)),
     ),
-    el("div.table-tools", {}, ...saveButtons("comparison", () => sheet(base, others, keys))),
+    el("div.table-tools", ...saveButtons("comparison", () => sheet(base, others, keys))),
   );
 }
 
 const value = (id, key) =>
-  tip(el("td.number", {}, isNumber(number(id, key)) ? fmt(number(id, key)) : cell(id, key) ? "none" : "–"), () =>
+  tip(el("td.number", isNumber(number(id, key)) ? fmt(number(id, key)) : cell(id, key) ? "none" : "–"), () =>
     valueTip(id, key),
   );
 
@@ -107,12 +100,11 @@ const signed = (v) => (isNumber(v) ? `${v > 0 ? "+" : ""}${fmt(v)}` : "–");
 function difference(base, id, key) {
   const test = paired(base, id, key);
   const bare = isNumber(number(id, key)) && isNumber(number(base, key)) ? number(id, key) - number(base, key) : null;
-  if (!test)
-    return tip(el("td.soft", {}, signed(bare)), () => el("p", {}, `Plain difference: ${whyNot(base, id, key)}.`));
+  if (!test) return tip(el("td.soft", signed(bare)), () => el("p", `Plain difference: ${whyNot(base, id, key)}.`));
   const sure = isNumber(test.holm) && test.holm < 0.05;
   const text = `${signed(test.value)}${sure ? " *" : ""} (${fmt(test.lo)} to ${fmt(test.hi)})`;
-  return tip(el(sure ? "td.main" : "td", {}, text), () =>
-    el("p", {}, `Paired on ${test.rows}. p ${fmt(test.p)}, after Holm ${fmt(test.holm)}. ${test.reading ?? ""}`),
+  return tip(el(sure ? "td.main" : "td", text), () =>
+    el("p", `Paired on ${test.rows}. p ${fmt(test.p)}, after Holm ${fmt(test.holm)}. ${test.reading ?? ""}`),
   );
 }
 

@@ -95,16 +95,15 @@ export function valueTip(id, key) {
   const info = metric(key);
   return el(
     "div",
-    {},
-    el("h4", {}, info.title || info.label),
-    el("p.tip-model", {}, info.title ? `${info.label}, ${modelName(id)}` : modelName(id)),
+    el("h4", info.title || info.label),
+    el("p.tip-model", info.title ? `${info.label}, ${modelName(id)}` : modelName(id)),
     valueFacts(value),
     definition(info),
   );
 }
 
 function valueFacts(value) {
-  if (!value) return el("p.missing", {}, "Not measured for this model.");
+  if (!value) return el("p.missing", "Not measured for this model.");
   const facts = [
     ["value", isNumber(value.v) ? String(value.v) : `none: ${value.reason || "no reason given"}`],
     [
@@ -125,34 +124,32 @@ export function factList(facts) {
   const rows = facts.filter(([, v]) => v !== null && v !== undefined && v !== "");
   return el(
     "dl.facts",
-    {},
-    rows.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, String(v))]),
+    rows.flatMap(([k, v]) => [el("dt", k), el("dd", String(v))]),
   );
 }
 
 function definition(info) {
   return [
-    info.definition && el("p.definition", {}, info.definition),
-    info.formula && el("p", {}, el("code", {}, info.formula)),
-    info.source && el("p.from", {}, info.source),
+    info.definition && el("p.definition", info.definition),
+    info.formula && el("p", el("code", info.formula)),
+    info.source && el("p.from", info.source),
   ]
     .filter(Boolean)
-    .reduce((box, part) => (box.append(part), box), el("div", {}));
+    .reduce((box, part) => (box.append(part), box), el("div"));
 }
 
 export const metricTip = (key) =>
   el(
     "div",
-    {},
-    el("h4", {}, metric(key).title || metric(key).label),
-    metric(key).title && el("p.tip-model", {}, metric(key).label),
+    el("h4", metric(key).title || metric(key).label),
+    metric(key).title && el("p.tip-model", metric(key).label),
     definition(metric(key)),
   );
 
 /** A metric's plain title with its technical name beside it; the name alone where nothing else is known. */
 export function titled(key) {
   const { title, label } = metric(key);
-  return title ? [title, " ", el("span.technical", {}, named(label))] : named(label);
+  return title ? [title, " ", el("span.technical", named(label))] : named(label);
 }
 
 /** The same as one line of text. */

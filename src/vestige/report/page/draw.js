@@ -62,7 +62,6 @@ export function draw(width, height, { traces, layout = {} }) {
     { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", "font-family": FONT },
     svg(
       "defs",
-      {},
       svg(
         "clipPath",
         { id: clip },
@@ -340,7 +339,6 @@ function scaleBar(t, frame) {
     });
   return svg(
     "g",
-    {},
     Array.from({ length: 24 }, step),
     label(x + 13, frame.bottom, fmt(lo, 2)),
     label(x + 13, frame.top + 9, fmt(hi, 2)),

@@ -51,7 +51,7 @@ export function filterBar(changed) {
     changed();
   };
   const good = report.columns.filter((k) => report.models.some((m) => goodness(m.id, k) !== null));
-  const chips = el("span.chips", {});
+  const chips = el("span.chips");
   const drawChips = () =>
     replace(
       chips,
@@ -65,10 +65,8 @@ export function filterBar(changed) {
   drawChips();
   return el(
     "div.filters",
-    {},
     el(
       "div.controls",
-      {},
       searchBox("Search models", state.get("m.q"), (v) => put({ "m.q": v })),
       numberFilter((text) => {
         put({ "m.f": [...new Set([...state.getAll("m.f"), text])] });
@@ -137,5 +135,5 @@ function toggles(label, key, get, put) {
     });
     return node;
   };
-  return el("div.toggles", { role: "group", "aria-label": label }, el("span.soft", {}, label), ...values.map(one));
+  return el("div.toggles", { role: "group", "aria-label": label }, el("span.soft", label), ...values.map(one));
 }

@@ -19,9 +19,8 @@ export function layersPanel(audit) {
   const said = isNumber(data.uds)
     ? el(
         "p",
-        {},
         "Unlearning depth ",
-        el("strong", {}, fmt(data.uds)),
+        el("strong", fmt(data.uds)),
         isNumber(data.lo) ? ` (${fmt(data.lo)} to ${fmt(data.hi)})` : "",
         isNumber(data.n) ? `, n ${data.n}` : "",
         ". 1: as deep as never learned. 0: nothing below the surface changed.",
@@ -105,7 +104,7 @@ function examples(data, audit) {
     data.examples.findIndex((e) => String(e.i) === state.get("l.row")),
   );
   let layer = Math.min(data.layers.length - 1, Math.max(0, state.getNumber("l.layer", data.layers.length - 1)));
-  const place = el("div.token-view", {});
+  const place = el("div.token-view");
   const height = Math.min(520, Math.max(200, 110 + 15 * data.examples.length));
   const map = chart({
     name: `examples_${audit.model}`,
@@ -135,23 +134,21 @@ function examples(data, audit) {
   tokens();
   const stepper = el(
     "div.controls",
-    {},
     nextButtons(data, () => at, open),
     slide("layer", { min: 0, max: data.layers.length - 1, step: 1, value: layer, digits: 0 }, setLayer),
   );
   const left = data.left_off
-    ? el("p.soft.fine", {}, `${data.left_off} more examples were left off to keep the page small.`)
+    ? el("p.soft.fine", `${data.left_off} more examples were left off to keep the page small.`)
     : null;
   return el(
     "div",
-    {},
     segments(
       "show",
       Object.entries(SHOWN).map(([k, [text]]) => [k, text]),
       kind,
       setKind,
     ),
-    el("div.side-by-side", {}, el("div", {}, map.node, left), el("div.screen-only", {}, stepper, place)),
+    el("div.side-by-side", el("div", map.node, left), el("div.screen-only", stepper, place)),
   );
 }
 
@@ -159,7 +156,6 @@ function nextButtons(data, at, open) {
   const go = (step) => () => open((at() + step + data.examples.length) % data.examples.length);
   return el(
     "span",
-    {},
     el("button", { type: "button", onclick: go(-1) }, "Previous example"),
     " ",
     el("button", { type: "button", onclick: go(1) }, "Next example"),
@@ -219,10 +215,7 @@ function heat(data, kind, at) {
 /** Names of examples where there is room for them. */
 function ticks(rows) {
   if (rows.length > 32 || innerWidth < 700) return {};
-  return {
-    tickvals: rows.map((_, i) => i),
-    ticktext: rows.map((e) => plain(e.entity || e.question || e.i, 18)),
-  };
+  return { tickvals: rows.map((_, i) => i), ticktext: rows.map((e) => plain(e.entity || e.question || e.i, 18)) };
 }
 
 function heatSheet(data) {

@@ -22,7 +22,7 @@ function spread(audit) {
   const width = (key) =>
     Math.max(...audit.likely.filter((d) => d.metric === key).map((d) => Object.keys(d.splits).length));
   const keys = sorted([...new Set(audit.likely.map((d) => d.metric))], width, true); // what compares most splits first
-  const place = el("div.small-multiples", {});
+  const place = el("div.small-multiples");
   const show = (key) => {
     state.set({ "d.metric": key === keys[0] ? null : key });
     const shown = inOrder(
@@ -36,7 +36,7 @@ function spread(audit) {
   };
   const chosen = keys.includes(state.get("d.metric")) ? state.get("d.metric") : keys[0];
   show(chosen);
-  return el("div", {}, el("div.controls", {}, choose("distribution of", metricOptions(keys), chosen, show)), place);
+  return el("div", el("div.controls", choose("distribution of", metricOptions(keys), chosen, show)), place);
 }
 
 /** The audited model first, then full, then retain. */
@@ -114,12 +114,11 @@ function curves(audit) {
     drawn.update();
     replace(table, ...aucList(own()));
   };
-  const table = el("div", {}, ...aucList(own()));
+  const table = el("div", ...aucList(own()));
   return el(
     "div",
-    {},
-    el("div.controls", {}, choose("attack", metricOptions(keys), chosen, change)),
-    el("div.side-by-side", {}, drawn.node, table),
+    el("div.controls", choose("attack", metricOptions(keys), chosen, change)),
+    el("div.side-by-side", drawn.node, table),
   );
 }
 
@@ -168,11 +167,10 @@ function aucList(items) {
   const line = (r) =>
     el(
       "tr",
-      {},
       el("th", { scope: "row" }, modelName(r.model)),
-      el("td.number.main", {}, fmt(r.auc)),
-      el("td.number.soft", {}, r.lo === undefined || r.lo === null ? "–" : `${fmt(r.lo)} to ${fmt(r.hi)}`),
-      el("td.number", {}, (r.n ?? []).join(" / ")),
+      el("td.number.main", fmt(r.auc)),
+      el("td.number.soft", r.lo === undefined || r.lo === null ? "–" : `${fmt(r.lo)} to ${fmt(r.hi)}`),
+      el("td.number", (r.n ?? []).join(" / ")),
     );
   const heads = ["model", "AUC", "95 % interval", "n forget / holdout"].map((h) =>
     el(h === "model" ? "th" : "th.number", { scope: "col" }, h),
@@ -185,14 +183,8 @@ function aucList(items) {
     el(
       "div.scroller.small",
       { tabindex: "0", role: "region", "aria-label": "Area under the curve" },
-      el(
-        "table",
-        {},
-        el("caption", {}, "Area under the curve"),
-        el("thead", {}, el("tr", {}, heads)),
-        el("tbody", {}, items.map(line)),
-      ),
+      el("table", el("caption", "Area under the curve"), el("thead", el("tr", heads)), el("tbody", items.map(line))),
     ),
-    el("div.table-tools", {}, ...saveButtons(`auc_${items[0]?.metric ?? ""}`, sheet)),
+    el("div.table-tools", ...saveButtons(`auc_${items[0]?.metric ?? ""}`, sheet)),
   ];
 }

@@ -45,13 +45,8 @@ function route() {
     console.error(error);
     replace(
       root,
-      el("h1", {}, title),
-      el(
-        "p.missing",
-        {},
-        "This view could not be drawn: the data is not as expected. ",
-        String(error?.message ?? error),
-      ),
+      el("h1", title),
+      el("p.missing", "This view could not be drawn: the data is not as expected. ", String(error?.message ?? error)),
     );
   }
   sweepCharts();

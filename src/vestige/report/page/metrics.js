@@ -24,7 +24,7 @@ const NOW = [
 
 export function metricsView(root) {
   const meta = report.meta;
-  const head = el("h1", {}, "Metrics put to the test");
+  const head = el("h1", "Metrics put to the test");
   if (!meta)
     return replace(
       root,
@@ -59,25 +59,23 @@ class Metrics {
     const meta = this.meta;
     const notes = el(
       "ul.limits",
-      {},
-      (meta.notes ?? []).map((t) => el("li", {}, t)),
+      (meta.notes ?? []).map((t) => el("li", t)),
     );
     const formulas = factList(Object.entries(meta.formulas ?? {}));
     return [
-      el("p.lead", {}, summary(meta)),
+      el("p.lead", summary(meta)),
       this.controls(),
       this.sentence,
       this.table.node,
-      el("p.soft.fine", {}, "Click a row to see that metric below. Marks: best, second best and worst of a column."),
+      el("p.soft.fine", "Click a row to see that metric below. Marks: best, second best and worst of a column."),
       this.one.node,
       el(
         "section.panel",
-        {},
-        el("h2", {}, "How it is computed"),
+        el("h2", "How it is computed"),
         formulas,
         factList(Object.entries(meta.rules ?? {})),
         notes,
-        el("p.soft", {}, sourcePath(meta.source)),
+        el("p.soft", sourcePath(meta.source)),
       ),
     ];
   }
@@ -92,7 +90,6 @@ class Metrics {
       );
     return el(
       "div.controls",
-      {},
       slide("utility at least", { min: 0, max: 1, step: 0.01, value: least }, (v) =>
         this.put({ least: v }, { "k.u": v }),
       ),
@@ -199,12 +196,12 @@ class Metrics {
       ["protocol", m.protocol],
       ["missing", m.reason],
     ];
-    return el("div", {}, metricTip(m.key), factList(facts.filter(([, v]) => v !== "–")));
+    return el("div", metricTip(m.key), factList(facts.filter(([, v]) => v !== "–")));
   }
 
   nowTip(m) {
     const found = this.now.get(m.key);
-    if (!found) return el("p", {}, "The report holds no values of single models for this metric.");
+    if (!found) return el("p", "The report holds no values of single models for this metric.");
     const facts = [
       ["kept", `${found.n} of ${found.total} models`],
       ["R", fmt(found.r, 6)],
@@ -212,7 +209,7 @@ class Metrics {
       ["HM(R, Q)", fmt(found.agg, 6)],
       ["missing", found.reason],
     ];
-    return el("div", {}, el("h4", {}, `${m.label}, with the filters as set`), factList(facts));
+    return el("div", el("h4", `${m.label}, with the filters as set`), factList(facts));
   }
 }
 
@@ -227,7 +224,7 @@ function reach(m, key) {
   ];
   for (const [rule, values] of Object.entries(m.other_rules ?? {}))
     facts.push([`rule ${rule}`, isNumber(values[key]) ? fmt(values[key], 4) : ""]);
-  return el("div", {}, el("h4", {}, `${m.label}: ${key}`), factList(facts));
+  return el("div", el("h4", `${m.label}: ${key}`), factList(facts));
 }
 
 function readSetting(meta) {

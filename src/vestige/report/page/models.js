@@ -92,12 +92,12 @@ export function modelsView(root) {
   fillCompared();
   replace(
     root,
-    el("h1", {}, "Models"),
-    el("p.lead", {}, lead(turned)),
+    el("h1", "Models"),
+    el("p.lead", lead(turned)),
     filterBar(changed),
     turn,
     table.node,
-    el("section.panel", {}, el("h2", {}, "Two columns against each other"), plot.node),
+    el("section.panel", el("h2", "Two columns against each other"), plot.node),
     compared,
   );
   return root;
@@ -150,8 +150,7 @@ function columns(shown) {
 function aboutModel(m) {
   return el(
     "div",
-    {},
-    el("h4", {}, m.name),
+    el("h4", m.name),
     factList([
       ["role", m.role],
       ["method", m.method],
@@ -186,6 +185,6 @@ function numberColumn(key, shown) {
     text,
     mark: markOf,
     tip: (m) => valueTip(m.id, key),
-    headTip: () => el("div", {}, metricTip(key), goodWords(key) ? el("p", {}, `Here ${goodWords(key)}.`) : null),
+    headTip: () => el("div", metricTip(key), goodWords(key) ? el("p", `Here ${goodWords(key)}.`) : null),
   };
 }

@@ -43,10 +43,9 @@ export function oneMetric(view) {
     charts = [pools, standing, ...drawn].filter(Boolean);
     replace(
       node,
-      el("h2", {}, "One metric"),
+      el("h2", "One metric"),
       el(
         "div.controls",
-        {},
         choose(
           "metric",
           view.meta.metrics.map((x) => [x.key, x.label]),
@@ -58,7 +57,6 @@ export function oneMetric(view) {
       !pools && missing("No histograms:", "the values of the pools' models are not in the report"),
       el(
         "div.chart-grid",
-        {},
         charts.map((c) => c.node),
       ),
       after.filter((c) => !c.ready).map((c) => missing(`No picture of ${c.what}:`, c.reason)),
@@ -72,7 +70,7 @@ const thresholdOf = (view, m) => view.setting.thresholds.get(m.key) ?? m.thresho
 
 function thresholdSlider(view, m, states) {
   const judge = m.filtered_by && view.meta.metrics.find((x) => x.key === m.filtered_by);
-  if (judge && judge !== m) return el("span.soft", {}, `its models are chosen by ${judge.label}'s threshold`);
+  if (judge && judge !== m) return el("span.soft", `its models are chosen by ${judge.label}'s threshold`);
   const known = [
     ...Object.values(m.p ?? {}),
     ...Object.values(m.n ?? {}),
@@ -268,9 +266,6 @@ function points(view, m, what) {
     traces: traces.filter(Boolean),
     note: `${what === "relearning" ? "R" : "Q"} ${fmt(score, 4)} over ${found.n} kept models`,
     says: `${found.n} kept models.`,
-    layout: {
-      xaxis: { title: "m before" },
-      yaxis: { title: `m after ${what}` },
-    },
+    layout: { xaxis: { title: "m before" }, yaxis: { title: `m after ${what}` } },
   };
 }

@@ -47,7 +47,7 @@ function ends(look, x) {
       x(place) < 12 ? "span.end.start" : "span.end",
       { style: { left: `${x(place)}%` } },
       words,
-      who ? el("span.who-end", {}, who) : null,
+      who ? el("span.who-end", who) : null,
     );
   const below = look.below ? el("span.end.start.narrow", { style: { left: `${EDGE}%` } }, look.below) : null;
   return el("div.ends", { "aria-hidden": "true" }, below, look.marks.map(word));

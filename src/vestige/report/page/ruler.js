@@ -43,14 +43,13 @@ function line(audit, key) {
   };
   const name = tip(el("th", { scope: "row" }, titled(key)), () => metricTip(key));
   const said = isNumber(cells.model?.v) ? fmt(cells.model.v) : "missing";
-  const value = tip(el("td.number.main", {}, said), () => valueTip(audit.model, key));
+  const value = tip(el("td.number.main", said), () => valueTip(audit.model, key));
   return el(
     "tr",
-    {},
     name,
-    el("td.line", {}, track(info, cells)),
+    el("td.line", track(info, cells)),
     value,
-    el("td.number.soft.reach-text", {}, interval(cells.model)),
+    el("td.number.soft.reach-text", interval(cells.model)),
   );
 }
 
@@ -58,7 +57,6 @@ export function legend(audit) {
   const item = (kind, id) =>
     el(
       "span",
-      {},
       svg(
         "svg",
         { viewBox: kind === "model" ? "0 8 22 22" : "0 -5 22 22", width: 16, height: 16, "aria-hidden": "true" },
@@ -69,7 +67,6 @@ export function legend(audit) {
     );
   return el(
     "p.legend",
-    {},
     item("model", audit.model),
     audit.full && item("full", audit.full),
     audit.retain && item("retain", audit.retain),
@@ -80,23 +77,19 @@ export function legend(audit) {
 export function ruler(audit, keys, caption) {
   const head = el(
     "tr",
-    {},
     ["metric", "full, retain and this model", "value", "95 % interval"].map((t) =>
       el("th.hidden-head", { scope: "col" }, t),
     ),
   );
   return el(
     "div.ruler",
-    {},
     legend(audit),
     el(
       "table",
-      {},
-      el("caption.hidden", {}, caption),
-      el("thead.hidden", {}, head),
+      el("caption.hidden", caption),
+      el("thead.hidden", head),
       el(
         "tbody",
-        {},
         keys.map((k) => line(audit, k)),
       ),
     ),
@@ -117,13 +110,7 @@ export function numbersTable(audit, keys, caption) {
   return el(
     "div.scroller.small",
     { tabindex: "0", role: "region", "aria-label": caption },
-    el(
-      "table.numbers-table",
-      {},
-      el("caption", {}, caption),
-      el("thead", {}, el("tr", {}, heads.map(head))),
-      el("tbody", {}, rows),
-    ),
+    el("table.numbers-table", el("caption", caption), el("thead", el("tr", heads.map(head))), el("tbody", rows)),
   );
 }
 
@@ -133,19 +120,17 @@ function numbersRow(audit, key, refs) {
   if (!isNumber(value.v))
     return el(
       "tr",
-      {},
       name,
       el("td.missing", { colspan: 4 + refs.length }, `missing: ${value.reason || "no reason given"}`),
     );
-  const ref = (id) => tip(el("td.number", {}, fmt(number(id, key))), () => valueTip(id, key));
+  const ref = (id) => tip(el("td.number", fmt(number(id, key))), () => valueTip(id, key));
   return el(
     "tr",
-    {},
     name,
-    tip(el("td.number.main", {}, fmt(value.v)), () => valueTip(audit.model, key)),
-    el("td.number.soft", {}, interval(value) + (value.of ? ` (${value.of})` : "")),
-    el("td.number", {}, isNumber(value.n) ? fmt(value.n, 0) : "–"),
+    tip(el("td.number.main", fmt(value.v)), () => valueTip(audit.model, key)),
+    el("td.number.soft", interval(value) + (value.of ? ` (${value.of})` : "")),
+    el("td.number", isNumber(value.n) ? fmt(value.n, 0) : "–"),
     ...refs.map(([, id]) => ref(id)),
-    el(`${textCell(value.protocol)}.soft`, {}, value.protocol || value.dialect || ""),
+    el(`${textCell(value.protocol)}.soft`, value.protocol || value.dialect || ""),
   );
 }

@@ -56,7 +56,7 @@ class Says {
     this.haystack = null;
     this.beside(state.get("s.beside"));
     this.detail = el("div.detail", { "aria-live": "polite" });
-    this.said = el("span.count", {});
+    this.said = el("span.count");
     this.list = new VirtualList({
       height: 470,
       rowHeight: 74,
@@ -64,15 +64,14 @@ class Says {
       render: (row) => this.line(row),
       onChoose: (row, byReader) => this.open(row, byReader),
     });
-    const pair = el("div.says", {}, this.list.node, this.detail);
-    this.paper = el("div.paper-only", {});
+    const pair = el("div.says", this.list.node, this.detail);
+    this.paper = el("div.paper-only");
     this.node = el(
       "div",
-      {},
       this.bar(),
       pair,
       this.paper,
-      el("div.table-tools", {}, this.said, ...saveButtons(`generations_${audit.model}`, () => this.sheet())),
+      el("div.table-tools", this.said, ...saveButtons(`generations_${audit.model}`, () => this.sheet())),
     );
     this.update();
   }
@@ -93,7 +92,7 @@ class Says {
       this.update();
     };
     const splits = [...new Set(this.all.map((r) => r.split))];
-    const bar = el("div.controls", {});
+    const bar = el("div.controls");
     const besides = report.audits.filter((a) => a.model !== this.audit.model && a.says?.rows?.length);
     const put = (id) => {
       state.set({ "s.beside": id, "s.order": null });
@@ -185,7 +184,7 @@ class Says {
     this.said.textContent = this.words();
     const wanted = this.rows.findIndex((r) => keyOf(r) === state.get("s.row"));
     if (this.rows.length) this.list.choose(Math.max(0, wanted), false);
-    else replace(this.detail, el("p.missing", {}, "No row passes the filters."));
+    else replace(this.detail, el("p.missing", "No row passes the filters."));
     announce(`${this.rows.length} rows`);
   }
 
@@ -201,15 +200,15 @@ class Says {
   printed() {
     const id = this.audit.model;
     const cells = (r) => [
-      el("td", {}, r.question),
-      el("td", {}, marks(r.texts?.[id] ?? "no text", null, r.marks?.[id])),
-      el("td", {}, marks(r.reference, null, r.marks?.reference)),
-      el("td.number", {}, r.tells?.[id] ? "✕ secret" : fmt(r.leak, 2)),
+      el("td", r.question),
+      el("td", marks(r.texts?.[id] ?? "no text", null, r.marks?.[id])),
+      el("td", marks(r.reference, null, r.marks?.reference)),
+      el("td.number", r.tells?.[id] ? "✕ secret" : fmt(r.leak, 2)),
     ];
     const heads = ["question", modelName(id), "reference", "leak"].map((t) => el("th", { scope: "col" }, t));
-    const rows = this.rows.slice(0, ON_PAPER).map((r) => el("tr", {}, cells(r)));
+    const rows = this.rows.slice(0, ON_PAPER).map((r) => el("tr", cells(r)));
     const caption = `The first ${Math.min(ON_PAPER, this.rows.length)} of ${this.rows.length} rows, as ordered on the page`;
-    return el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
+    return el("table", el("caption", caption), el("thead", el("tr", heads)), el("tbody", rows));
   }
 
   line(row) {
@@ -226,12 +225,11 @@ class Says {
       bar,
       el(
         "span.texts",
-        {},
-        el("span.q", {}, row.question),
-        el("span.g", {}, marks(text ?? "no text", null, row.marks?.[this.audit.model])),
+        el("span.q", row.question),
+        el("span.g", marks(text ?? "no text", null, row.marks?.[this.audit.model])),
         other
-          ? el("span.g.other", {}, `${modelName(this.other)}: `, marks(other.text ?? "no text", null, other.marks))
-          : el("span.r", {}, marks(row.reference, null, row.marks?.reference)),
+          ? el("span.g.other", `${modelName(this.other)}: `, marks(other.text ?? "no text", null, other.marks))
+          : el("span.r", marks(row.reference, null, row.marks?.reference)),
       ),
     ];
   }
@@ -267,18 +265,16 @@ class Says {
       this.detail,
       el(
         "p.detail-head",
-        {},
         [`${row.split} row ${row.i}`, ...facts].join(", "),
-        el("span.soft", {}, isNumber(row.leak) ? `  leak ${fmt(row.leak, 2)}` : "  leak unknown"),
+        el("span.soft", isNumber(row.leak) ? `  leak ${fmt(row.leak, 2)}` : "  leak unknown"),
       ),
-      el("h3", {}, row.question),
+      el("h3", row.question),
       said({ name: "reference", text: row.reference, spans: row.marks?.reference }, null),
       ...people.map((p) => said(p, row.reference)),
       el(
         "p.soft.fine",
-        {},
         "Marked words are in the reference in the same order",
-        row.secret?.length ? ["; ", el("mark.secret", {}, "outlined"), " ones give the secret away."] : ".",
+        row.secret?.length ? ["; ", el("mark.secret", "outlined"), " ones give the secret away."] : ".",
       ),
       noteBox(`row ${keyOf(row)}`, `Note on ${row.split} row ${row.i}`),
     );
@@ -312,7 +308,7 @@ class Says {
 /** Text with its marks: words of the reference, and what gives the secret away. */
 const marks = (text, reference, spans) =>
   marked(text, reference, spans ?? []).map(([part, shared, secret]) =>
-    secret ? el("mark.secret", {}, part) : shared ? el("mark", {}, part) : part,
+    secret ? el("mark.secret", part) : shared ? el("mark", part) : part,
   );
 
 function said({ name, role = "", text, scores, spans, tells }, reference) {
@@ -326,14 +322,7 @@ function said({ name, role = "", text, scores, spans, tells }, reference) {
     .join(", ");
   return el(
     "div.said",
-    {},
-    el(
-      "p.who",
-      {},
-      el("strong", {}, name),
-      role && role !== name ? ` ${role}` : "",
-      facts && el("span.soft", {}, `  ${facts}`),
-    ),
-    el("blockquote", {}, marks(text, reference, spans)),
+    el("p.who", el("strong", name), role && role !== name ? ` ${role}` : "", facts && el("span.soft", `  ${facts}`)),
+    el("blockquote", marks(text, reference, spans)),
   );
 }

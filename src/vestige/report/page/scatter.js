@@ -35,10 +35,8 @@ export function scatter(shown, picked, onPoint) {
   };
   const node = el(
     "div",
-    {},
     el(
       "div.controls",
-      {},
       choose("across", metricOptions(keys), axes.x, change("x")),
       choose("up", metricOptions(keys), axes.y, change("y")),
       tick("Pareto front", axes.front, change("front")),
@@ -74,10 +72,7 @@ function build(models, axes, picked) {
     traces,
     note: notes.join("; "),
     says: notes.join(". "),
-    layout: {
-      xaxis: { title: title(axes.x) },
-      yaxis: { title: title(axes.y) },
-    },
+    layout: { xaxis: { title: title(axes.x) }, yaxis: { title: title(axes.y) } },
   };
 }
 

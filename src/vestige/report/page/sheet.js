@@ -10,14 +10,12 @@ export function plainTable(caption, { columns, rows }, most = 200) {
   const digits = known.map((values) => (values.every(Number.isInteger) ? 0 : 4));
   const head = el(
     "tr",
-    {},
     columns.map((name, j) => el(numeric[j] ? "th.number" : "th", { scope: "col" }, name)),
   );
   const body = shown.map((row) =>
     el(
       "tr",
-      {},
-      columns.map((_, j) => el(numeric[j] ? "td.number" : textCell(row[j]), {}, show(row[j], digits[j]))),
+      columns.map((_, j) => el(numeric[j] ? "td.number" : textCell(row[j]), show(row[j], digits[j]))),
     ),
   );
   const rest = rows.length - most;
@@ -25,7 +23,7 @@ export function plainTable(caption, { columns, rows }, most = 200) {
   return el(
     "div.scroller.small",
     { tabindex: "0", role: "region", "aria-label": caption },
-    el("table", {}, el("caption", {}, caption + note), el("thead", {}, head), el("tbody", {}, body)),
+    el("table", el("caption", caption + note), el("thead", head), el("tbody", body)),
   );
 }
 

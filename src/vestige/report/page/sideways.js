@@ -23,9 +23,9 @@ export class Sideways {
   constructor({ keys, pick, words, rows }) {
     Object.assign(this, { keys, pick, words });
     this.place = el("div.scroller", { tabindex: "0", role: "region", "aria-label": "Models and their numbers" });
-    this.said = el("span.count", {});
-    const tools = el("div.table-tools", {}, this.said, ...saveButtons("models", () => this.sheet()));
-    this.node = el("div.table-box", {}, this.place, tools);
+    this.said = el("span.count");
+    const tools = el("div.table-tools", this.said, ...saveButtons("models", () => this.sheet()));
+    this.node = el("div.table-box", this.place, tools);
     this.show(rows);
   }
 
@@ -37,7 +37,6 @@ export class Sideways {
   order() {
     const head = el(
       "tr",
-      {},
       el("th", { scope: "col" }, "what is measured"),
       this.shown.map((m) => this.head(m)),
     );
@@ -45,13 +44,7 @@ export class Sideways {
     const body = keys.map((key) => this.line(key));
     replace(
       this.place,
-      el(
-        "table.sideways",
-        {},
-        el("caption", {}, "Models and their numbers"),
-        el("thead", {}, head),
-        el("tbody", {}, body),
-      ),
+      el("table.sideways", el("caption", "Models and their numbers"), el("thead", head), el("tbody", body)),
     );
     this.said.textContent = this.words(this.shown);
   }
@@ -69,8 +62,8 @@ export class Sideways {
     return el(
       `th.number${isReference(m) ? `.${m.role}` : ""}`,
       { scope: "col" },
-      el("label", {}, box, " ", el("span.model-name", {}, m.name)),
-      word && word !== m.name ? el("span.word", {}, word) : null,
+      el("label", box, " ", el("span.model-name", m.name)),
+      word && word !== m.name ? el("span.word", word) : null,
     );
   }
 
@@ -83,18 +76,17 @@ export class Sideways {
       const mark = isReference(m) ? undefined : found.get(goodness(m.id, key));
       const known = isNumber(number(m.id, key));
       const text = known ? fmt(number(m.id, key)) : cell(m.id, key) ? "none" : "–";
-      const said = mark ? [text, el("span.hidden", {}, ` (${mark})`)] : [text];
+      const said = mark ? [text, el("span.hidden", ` (${mark})`)] : [text];
       return tip(
-        el(`td.number${mark ? `.${mark}` : ""}${known ? "" : ".none"}`, {}, ...said),
+        el(`td.number${mark ? `.${mark}` : ""}${known ? "" : ".none"}`, ...said),
         () => valueTip(m.id, key),
         false,
       );
     };
     const words = aimsAtRetain(key) ? "" : goodWords(key); // what holds for most is told above the table
-    const name = el("th", { scope: "row" }, titled(key), words ? el("span.soft.fine.aim", {}, words) : null);
+    const name = el("th", { scope: "row" }, titled(key), words ? el("span.soft.fine.aim", words) : null);
     return el(
       "tr",
-      {},
       tip(name, () => metricTip(key)),
       this.shown.map(one),
     );

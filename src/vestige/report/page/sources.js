@@ -14,17 +14,17 @@ export function sourcesView(root) {
     ["protocols", (report.protocols ?? []).join("; ")],
     ["interval level", fmt(report.level ?? 0.95, 2)],
   ]);
-  return replace(root, el("h1", {}, "Sources"), facts, problems(), sources(), axes(), definitions(), models());
+  return replace(root, el("h1", "Sources"), facts, problems(), sources(), axes(), definitions(), models());
 }
 
-const section = (title, ...parts) => el("section.panel", {}, el("h2", {}, title), ...parts);
+const section = (title, ...parts) => el("section.panel", el("h2", title), ...parts);
 
 function problems() {
   const list = report.problems ?? [];
-  const item = (p) => el("li", {}, p.text, p.where ? el("span.soft", {}, ` (${p.where})`) : null);
+  const item = (p) => el("li", p.text, p.where ? el("span.soft", ` (${p.where})`) : null);
   return section(
     "Problems",
-    list.length ? el("ul.problems", {}, list.map(item)) : el("p", {}, "None: everything that was given could be read."),
+    list.length ? el("ul.problems", list.map(item)) : el("p", "None: everything that was given could be read."),
   );
 }
 
@@ -47,27 +47,24 @@ function sources() {
   return section(
     "Files",
     plainTable("What the report was made from", { columns, rows }),
-    el("div.table-tools", {}, ...saveButtons("sources", () => ({ columns, rows }))),
+    el("div.table-tools", ...saveButtons("sources", () => ({ columns, rows }))),
   );
 }
 
 function axes() {
   const list = report.axes?.definitions ?? [];
   if (!list.length) return null;
-  const one = (a) => [
-    el("dt", {}, a.label),
-    el("dd", {}, el("code", {}, a.formula), a.words ? el("p.soft", {}, a.words) : null),
-  ];
+  const one = (a) => [el("dt", a.label), el("dd", el("code", a.formula), a.words ? el("p.soft", a.words) : null)];
   return section(
     "Formulas of the axes",
-    el("dl.definitions", {}, list.flatMap(one)),
-    report.axes.floor_words ? el("p", {}, report.axes.floor_words) : null,
+    el("dl.definitions", list.flatMap(one)),
+    report.axes.floor_words ? el("p", report.axes.floor_words) : null,
   );
 }
 
 function definitions() {
   const keys = Object.keys(report.metrics);
-  const place = el("dl.definitions", {});
+  const place = el("dl.definitions");
   const fill = (words) => {
     const wanted = words.toLowerCase();
     const shown = keys.filter((k) => `${k} ${metric(k).label} ${metric(k).definition}`.toLowerCase().includes(wanted));
@@ -78,7 +75,7 @@ function definitions() {
     state.set({ "q.def": v });
     fill(v);
   });
-  return section("Definitions", el("div.controls", {}, search), place);
+  return section("Definitions", el("div.controls", search), place);
 }
 
 const ENDS = {
@@ -92,13 +89,12 @@ function defined(key) {
   const m = metric(key);
   const name = m.label === key ? key : `${m.label} (${key})`;
   return [
-    el("dt", {}, name),
+    el("dt", name),
     el(
       "dd",
-      {},
-      el("p.definition", {}, m.definition),
-      m.formula ? el("code", {}, m.formula) : null,
-      el("p.soft", {}, [m.group, ENDS[m.knows], m.source].filter(Boolean).join("; ")),
+      el("p.definition", m.definition),
+      m.formula ? el("code", m.formula) : null,
+      el("p.soft", [m.group, ENDS[m.knows], m.source].filter(Boolean).join("; ")),
     ),
   ];
 }
@@ -117,6 +113,6 @@ function models() {
   return section(
     "Models",
     plainTable("Provenance of the models", { columns, rows }, 100),
-    el("div.table-tools", {}, ...saveButtons("provenance", () => ({ columns, rows }))),
+    el("div.table-tools", ...saveButtons("provenance", () => ({ columns, rows }))),
   );
 }

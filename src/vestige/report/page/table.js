@@ -18,16 +18,16 @@ export class Table {
   constructor(options) {
     Object.assign(this, { rows: [], active: [0, 0], printing: false }, options);
     this.body = el("tbody", { onkeydown: (e) => this.walk(e) });
-    this.heads = el("tr", {});
-    this.table = el("table.grid", {}, el("caption", {}, this.caption), el("thead", {}, this.heads), this.body);
+    this.heads = el("tr");
+    this.table = el("table.grid", el("caption", this.caption), el("thead", this.heads), this.body);
     this.scroller = el(
       "div.scroller",
       { onscroll: () => this.draw(), role: "region", "aria-label": this.caption },
       this.table,
     );
-    this.said = el("span.count", {});
-    const tools = el("div.table-tools", {}, this.said, ...saveButtons(this.name, () => this.sheet()));
-    this.node = el("div.table-box", {}, this.scroller, tools);
+    this.said = el("span.count");
+    const tools = el("div.table-tools", this.said, ...saveButtons(this.name, () => this.sheet()));
+    this.node = el("div.table-box", this.scroller, tools);
     this.node.addEventListener("print-rows", (e) => this.print(e.detail));
     this.show(this.rows);
   }
@@ -69,7 +69,7 @@ export class Table {
     const focused = this.heads.contains(document.activeElement) ? document.activeElement.dataset.sort : null;
     replace(
       this.heads,
-      this.pick ? el("th.pick", { scope: "col" }, el("span.hidden", {}, "chosen")) : null,
+      this.pick ? el("th.pick", { scope: "col" }, el("span.hidden", "chosen")) : null,
       this.columns.map(head),
     );
     if (focused !== null) [...this.heads.querySelectorAll("button")].find((b) => b.dataset.sort === focused)?.focus();
@@ -102,9 +102,7 @@ export class Table {
     for (let i = from; i < to; i += 1) rows.push(this.rowNode(this.shown[i], i));
     replace(this.body, this.gap(from), rows, this.gap(this.shown.length - to));
     if (!this.shown.length)
-      this.body.append(
-        el("tr", {}, el("td.empty", { colspan: this.columns.length + 1 }, "No row passes the filters.")),
-      );
+      this.body.append(el("tr", el("td.empty", { colspan: this.columns.length + 1 }, "No row passes the filters.")));
   }
 
   gap(rows) {
@@ -131,7 +129,6 @@ export class Table {
     const label = `choose ${this.columns[0].get(row)}`;
     return el(
       "td.pick",
-      {},
       el("input", { type: "checkbox", checked: this.pick.has(row), "aria-label": label, onchange: flip }),
     );
   }
@@ -143,7 +140,7 @@ export class Table {
     const here = this.active[0] === i && this.active[1] === j;
     const spec = (j === 0 ? "th" : "td") + (column.numeric ? ".number" : "") + (mark ? `.${mark}` : "");
     const node = el(spec, { scope: j === 0 ? "row" : null, tabindex: here ? "0" : "-1", "data-col": j }, text);
-    if (mark) node.append(el("span.hidden", {}, ` (${mark})`));
+    if (mark) node.append(el("span.hidden", ` (${mark})`));
     if (column.numeric && !isNumber(value)) node.classList.add("none");
     if (column.tip) tip(node, () => column.tip(row), false);
     return node;

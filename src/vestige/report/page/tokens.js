@@ -8,8 +8,8 @@ import { tip } from "./tip.js";
 
 export function tokenView(data, example, layer) {
   const head = [
-    el("h3", {}, example.question),
-    el("p", {}, example.answer),
+    el("h3", example.question),
+    el("p", example.answer),
     factList([
       ["entity", example.entity],
       ["depth (UDS)", isNumber(example.uds) ? fmt(example.uds) : "none: no layer of this example holds the knowledge"],
@@ -26,18 +26,16 @@ export function tokenView(data, example, layer) {
     ...head,
     row("full model", example.tokens, probs.full, null),
     ...swapped.map(([name, values]) => row(`${name} ${data.layers[layer]}`, example.tokens, probs.full, values)),
-    el("p.soft.fine", {}, "The darker a token, the more probability it loses by the swap. Hover or focus for numbers."),
+    el("p.soft.fine", "The darker a token, the more probability it loses by the swap. Hover or focus for numbers."),
   ];
 }
 
 function row(name, tokens, full, swapped) {
   return el(
     "div.token-row",
-    {},
-    el("p.who", {}, name),
+    el("p.who", name),
     el(
       "p.tokens",
-      {},
       tokens.map((t, i) => token(t, full?.[i], swapped?.[i])),
     ),
   );

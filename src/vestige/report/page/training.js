@@ -18,7 +18,7 @@ const FIRST = [
 
 export function trainingView(root) {
   const runs = report.training ?? [];
-  const head = el("h1", {}, "Training");
+  const head = el("h1", "Training");
   if (!runs.length)
     return replace(
       root,
@@ -30,7 +30,6 @@ export function trainingView(root) {
     );
   const lead = el(
     "p.lead",
-    {},
     "The model while it was trained. A band is a 95 % interval; dotted lines are the model that never knew (retain) " +
       "and the model before.",
   );
@@ -42,7 +41,7 @@ export function trainingView(root) {
     root,
     head,
     lead,
-    el("section.panel", {}, el("div.chart-grid", {}, charts)),
+    el("section.panel", el("div.chart-grid", charts)),
     tradeOff(runs),
     ...runs.map(about),
   );
@@ -62,7 +61,7 @@ function series(runs, keys, start, where) {
     state.set({ [where]: key });
     drawn.update();
   };
-  return el("div", {}, el("div.controls", {}, choose("metric", metricOptions(keys), chosen, change)), drawn.node);
+  return el("div", el("div.controls", choose("metric", metricOptions(keys), chosen, change)), drawn.node);
 }
 
 const runColour = (i) => wheel()[(i * 3) % wheel().length];
@@ -163,8 +162,7 @@ function tradeOff(runs) {
   if (!shown.length)
     return el(
       "section.panel",
-      {},
-      el("h2", {}, "Forgotten against kept"),
+      el("h2", "Forgotten against kept"),
       missing(
         "No place between both models is known.",
         "It takes the retain model's run (retain_logs), the model before training, and a metric of utility.",
@@ -177,7 +175,7 @@ function tradeOff(runs) {
     build: () => frontierPicture(shown),
     sheet: () => frontierSheet(shown),
   });
-  return el("section.panel", {}, drawn.node);
+  return el("section.panel", drawn.node);
 }
 
 function frontierPicture(runs) {
@@ -268,11 +266,10 @@ function about(r) {
   ]);
   return el(
     "section.panel",
-    {},
-    el("h2", {}, r.name),
-    el("p", {}, bestWords(r)),
+    el("h2", r.name),
+    el("p", bestWords(r)),
     plainTable(`${r.name}: every look`, { columns, rows }),
-    el("div.table-tools", {}, ...saveButtons(`training_${r.name}`, () => ({ columns, rows }))),
-    el("p.soft", {}, sourcePath(r.source)),
+    el("div.table-tools", ...saveButtons(`training_${r.name}`, () => ({ columns, rows }))),
+    el("p.soft", sourcePath(r.source)),
   );
 }

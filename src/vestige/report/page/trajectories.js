@@ -8,7 +8,7 @@ import { colours, rising, wheel } from "./theme.js";
 
 export function trajectoriesView(root) {
   const all = report.trajectories ?? [];
-  const head = el("h1", {}, "Trajectories");
+  const head = el("h1", "Trajectories");
   if (!all.length)
     return replace(
       root,
@@ -20,7 +20,6 @@ export function trajectoriesView(root) {
     );
   const lead = el(
     "p.lead",
-    {},
     "What a diffusion model makes of the answer while it denoises. The band is the interval of the mean.",
   );
   return replace(root, head, lead, curves(all), heats(all));
@@ -70,7 +69,7 @@ function curves(all) {
     build: () => build(shown(), metrics.chosen()),
     sheet: () => sheet(shown()),
   });
-  return el("section.panel", {}, el("div.controls", {}, metrics.node, views.node, kinds.node), drawn.node);
+  return el("section.panel", el("div.controls", metrics.node, views.node, kinds.node), drawn.node);
 }
 
 /** Steps are whole numbers: so are the marks of a short axis. */
@@ -146,7 +145,7 @@ function sheet(shown) {
 function heats(all) {
   const withHeat = all.filter((t) => t.heat?.length);
   if (!withHeat.length) return missing("No heat maps:", "no run kept single answers");
-  const place = el("div", {});
+  const place = el("div");
   const draw = () => {
     const t = withHeat.find((x) => x.model === models.chosen());
     const examples = choice(
@@ -159,14 +158,14 @@ function heats(all) {
     const h = t.heat.find((x) => String(x.i) === examples.chosen());
     replace(
       place,
-      el("div.controls", {}, models.node, examples.node),
-      el("p", {}, el("strong", {}, h.question), " ", h.answer),
+      el("div.controls", models.node, examples.node),
+      el("p", el("strong", h.question), " ", h.answer),
       heat(h, t.model).node,
     );
   };
   const models = choice("t.model", "model", unique(withHeat.map((t) => t.model)), modelName, draw);
   draw();
-  return el("section.panel", {}, el("h2", {}, "When each token was decided"), place);
+  return el("section.panel", el("h2", "When each token was decided"), place);
 }
 
 const plainLabel = (h) => `${h.i}: ${h.question}`.slice(0, 60);
@@ -236,11 +235,7 @@ function heatTraces(h) {
     ],
     layout: {
       xaxis: { title: "step" },
-      yaxis: {
-        autorange: "reversed",
-        tickvals: places,
-        ticktext: h.tokens.map((t) => plain(t, 16)),
-      },
+      yaxis: { autorange: "reversed", tickvals: places, ticktext: h.tokens.map((t) => plain(t, 16)) },
     },
   };
 }

@@ -50,7 +50,7 @@ const stateOf = (state) => STATES[own(STATES, state) ? state : "undecided"];
 
 const badge = (state, words) => {
   const [meaning, sign, tone] = stateOf(state);
-  return el(`span.badge.${tone}`, {}, el("span.sign", { "aria-hidden": "true" }, sign), " ", words ?? meaning);
+  return el(`span.badge.${tone}`, el("span.sign", { "aria-hidden": "true" }, sign), " ", words ?? meaning);
 };
 
 /** The answer and everything it rests on. `name`: the model's name, or a way to choose another. */
@@ -58,10 +58,9 @@ export function verdictSection(audit, name) {
   const { verdict } = audit;
   return el(
     "section.verdict",
-    {},
-    el("div.verdict-head", {}, el("div.question", {}, el("h1", {}, "Did it forget?"), name), answer(verdict)),
-    el("div.verdict-parts", {}, secrets(verdict), ...parts(verdict)),
-    el("div.verdict-why", {}, untested(verdict), needed(verdict), limits(verdict)),
+    el("div.verdict-head", el("div.question", el("h1", "Did it forget?"), name), answer(verdict)),
+    el("div.verdict-parts", secrets(verdict), ...parts(verdict)),
+    el("div.verdict-why", untested(verdict), needed(verdict), limits(verdict)),
     evidence(audit),
   );
 }
@@ -71,12 +70,11 @@ function answer(verdict) {
   return [
     el(
       `p.answer.${word}`,
-      {},
       el("span.sign", { "aria-hidden": "true" }, signOf(verdict)),
-      el("strong", {}, titleOf(verdict)),
-      verdict.also ? el("span.also", {}, `and ${verdict.also}`) : null,
+      el("strong", titleOf(verdict)),
+      verdict.also ? el("span.also", `and ${verdict.also}`) : null,
     ),
-    el("p.headline", {}, prose(verdict.headline)),
+    el("p.headline", prose(verdict.headline)),
   ];
 }
 
@@ -94,9 +92,8 @@ function secrets(verdict) {
   ].filter(Boolean);
   return el(
     s.said > 0 ? "div.secrets.some" : "div.secrets",
-    {},
-    el("p.secrets-line", {}, s.text),
-    el("p.soft.fine", {}, `${facts.join("; ")}.`),
+    el("p.secrets-line", s.text),
+    el("p.soft.fine", `${facts.join("; ")}.`),
   );
 }
 
@@ -146,11 +143,10 @@ const damageText = ({ utility, lo, hi }) =>
 function part(title, { state, text }, drawing, numbers) {
   return el(
     "div.part",
-    {},
-    el("h2.part-head", {}, title, " ", badge(state)),
+    el("h2.part-head", title, " ", badge(state)),
     drawing,
-    numbers && el("p.part-numbers", {}, numbers),
-    text && el("p.part-text", {}, prose(text)),
+    numbers && el("p.part-numbers", numbers),
+    text && el("p.part-text", prose(text)),
   );
 }
 
@@ -159,14 +155,12 @@ function tests({ done = [], missing = [] }) {
   const item = (kind, on) =>
     el(
       on ? "li.done" : "li.missing-test",
-      {},
       el("span.sign", { "aria-hidden": "true" }, on ? "●" : "○"),
-      el("span.hidden", {}, on ? "done: " : "missing: "),
+      el("span.hidden", on ? "done: " : "missing: "),
       own(TESTS, kind) ?? String(kind).replaceAll("_", " "),
     );
   return el(
     "ul.tests",
-    {},
     done.map((t) => item(t, true)),
     missing.map((m) => item(m.test, false)),
   );
@@ -176,16 +170,16 @@ function evidence(audit) {
   const { verdict } = audit;
   const item = (e) => {
     const [, , tone] = stateOf(e.state);
-    const text = el("span.evidence-text", {}, prose(e.text));
+    const text = el("span.evidence-text", prose(e.text));
     if (e.metric && own(report.metrics, e.metric))
       tip(text, () => (hasModel(audit.model) ? valueTip(audit.model, e.metric) : metricTip(e.metric)));
-    const name = e.metric && metric(e.metric).title ? el("span.soft.fine", {}, titledText(e.metric)) : null;
+    const name = e.metric && metric(e.metric).title ? el("span.soft.fine", titledText(e.metric)) : null;
     const look = ["utility", "fluency"].includes(e.panel) ? DAMAGE : KNOWLEDGE(verdict.margin ?? 0);
     // Of fluency the share is what was lost.
     const left = (x) => (isNumber(x) ? 1 - x : x);
     const drawn = e.panel === "fluency" ? { ...e, share: left(e.share), lo: left(e.hi), hi: left(e.lo) } : e;
     const range = isNumber(e.share) ? between(drawn, { ...look, small: true }) : null;
-    return el(`li.${tone}`, {}, badge(e.state), el("div", {}, text, name), range);
+    return el(`li.${tone}`, badge(e.state), el("div", text, name), range);
   };
   if (!verdict.evidence?.length) return null;
   const rank = (e) => TONES.indexOf(stateOf(e.state)[2]);
@@ -193,10 +187,9 @@ function evidence(audit) {
   const drawn = badFirst.some((e) => isNumber(e.share));
   return el(
     "div.verdict-evidence",
-    {},
-    el("h2.small-head", {}, "Evidence"),
-    drawn ? el("p.soft.fine", {}, RANGES) : null,
-    el("ul.evidence", {}, badFirst.map(item)),
+    el("h2.small-head", "Evidence"),
+    drawn ? el("p.soft.fine", RANGES) : null,
+    el("ul.evidence", badFirst.map(item)),
   );
 }
 
@@ -205,8 +198,8 @@ function untested(verdict) {
   const missing = verdict.parts?.testing?.missing ?? [];
   if (!missing.length) return null;
   const item = (m) =>
-    el("li", {}, m.text || own(TESTS, m.test) || m.test, m.command ? el("code.command", {}, m.command) : null);
-  return el("div", {}, el("h2.small-head", {}, "Not tested"), el("ul.limits.untested", {}, missing.map(item)));
+    el("li", m.text || own(TESTS, m.test) || m.test, m.command ? el("code.command", m.command) : null);
+  return el("div", el("h2.small-head", "Not tested"), el("ul.limits.untested", missing.map(item)));
 }
 
 function needed(verdict) {
@@ -215,17 +208,16 @@ function needed(verdict) {
     : "";
   const words = [verdict.power?.text, rows].filter(Boolean);
   if (!words.length) return null;
-  return el("div", {}, el("h2.small-head", {}, "What this could have seen"), el("p.limits-text", {}, words.join(" ")));
+  return el("div", el("h2.small-head", "What this could have seen"), el("p.limits-text", words.join(" ")));
 }
 
 function limits(verdict) {
   if (!verdict.limits?.length) return null;
   const list = el(
     "ul.limits",
-    {},
-    verdict.limits.map((t) => el("li", {}, t)),
+    verdict.limits.map((t) => el("li", t)),
   );
-  return el("div.verdict-limits", {}, el("h2.small-head", {}, "Limits"), list);
+  return el("div.verdict-limits", el("h2.small-head", "Limits"), list);
 }
 
 /** For whom a test is missing that others of this report have: the verdicts do not rest on the same tests. */
@@ -239,17 +231,15 @@ export function unequalTests() {
     const commands = (a.verdict.parts?.testing?.missing ?? []).filter((m) => gone.includes(m.test) && m.command);
     return el(
       "li",
-      {},
-      el("strong", {}, modelName(a.model)),
+      el("strong", modelName(a.model)),
       `: ${gone.map((t) => own(TESTS, t) ?? t).join(", ")}`,
-      commands.map((m) => el("code.command", {}, m.command)),
+      commands.map((m) => el("code.command", m.command)),
     );
   };
   return el(
     "section.panel.unequal",
-    {},
-    el("h2", {}, "Not every model was tested alike"),
-    el("p.soft", {}, "A verdict rests on the tests that were made. Missing, and the commands that make them:"),
-    el("ul.limits", {}, lacking.map(item)),
+    el("h2", "Not every model was tested alike"),
+    el("p.soft", "A verdict rests on the tests that were made. Missing, and the commands that make them:"),
+    el("ul.limits", lacking.map(item)),
   );
 }

@@ -9,7 +9,7 @@ let lists = 0;
 export class VirtualList {
   constructor(options) {
     Object.assign(this, { rows: [], chosen: -1, id: `list-${(lists += 1)}` }, options);
-    this.inner = el("div.vlist-inner", {});
+    this.inner = el("div.vlist-inner");
     this.node = el(
       "div.vlist",
       {

@@ -3,8 +3,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const { el, missing, segments } = await import("../../src/vestige/report/page/dom.js");
-const { plainTable } = await import("../../src/vestige/report/page/sheet.js");
-const { VirtualList } = await import("../../src/vestige/report/page/vlist.js");
+const { plainTable, VirtualList } = await import("../../src/vestige/report/page/table.js");
 
 test("text stays text", () => {
   const node = el("p.note", {}, "<img src=x onerror=alert(1)>", null, false, el("b", {}, "bold"));

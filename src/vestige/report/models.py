@@ -465,12 +465,6 @@ def _floored(row: MethodRow, axis: str, source: str, reason: str = "") -> Json:
     return value(row.floored.values()[axis], source, reason, note=note)
 
 
-def columns(models: Iterable[Json]) -> list[str]:
-    """The columns of COLUMNS that some model has a value for, in that order; what nobody has is not a column."""
-    have = {key for model in models for key, found in model["values"].items() if found["v"] is not None}
-    return [column for column in COLUMNS if column in have]
-
-
 # ---- axes ------------------------------------------------------------------------------------------------------------
 
 

@@ -71,14 +71,6 @@ export function interval(cell, digits = 3) {
 
 export const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 
-export function debounce(run, wait = 60) {
-  let timer = 0;
-  return (...args) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => run(...args), wait);
-  };
-}
-
 /** A labelled choice. options: [value, label] pairs. */
 export function choose(label, options, value, onchange) {
   const select = el("select", { onchange: (e) => onchange(e.target.value) });
@@ -106,20 +98,19 @@ export function tick(label, checked, onchange) {
 /** Buttons of which one is on: a radio group in words. */
 export function segments(label, options, value, onchange) {
   const name = `seg-${Math.random().toString(36).slice(2)}`;
-  const parts = options.map(([v, text]) =>
-    el(
-      "label.segment",
-      el("input", { type: "radio", name, value: v, checked: v === value, onchange: () => onchange(v) }),
-      el("span", text),
-    ),
-  );
+  const radio = (v) =>
+    el("input", { type: "radio", name, value: v, checked: v === value, onchange: () => onchange(v) });
+  const parts = options.map(([v, text]) => el("label.segment", radio(v), el("span", text)));
   return el("fieldset.segments", el("legend", label), ...parts);
 }
 
 export function searchBox(label, value, oninput) {
   const input = el("input", { type: "search", value, placeholder: label, "aria-label": label, spellcheck: "false" });
-  const later = debounce(() => oninput(input.value));
-  input.addEventListener("input", later);
+  let timer = 0;
+  input.addEventListener("input", () => {
+    clearTimeout(timer); // only when the reader pauses
+    timer = setTimeout(() => oninput(input.value), 60);
+  });
   return input;
 }
 
@@ -128,6 +119,11 @@ export function announce(text) {
   const place = document.getElementById("live");
   if (place) place.textContent = text;
 }
+
+/** A panel of a view. */
+export const panel = (title, ...parts) => el("section.panel", el("h2", title), ...parts.flat());
+
+export const unique = (values) => [...new Set(values)];
 
 /** Something that is not there, and why. */
 export const missing = (what, reason) => el("p.missing", el("strong", what), " ", reason || "no reason was given");

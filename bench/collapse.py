@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import Beside, over_forwards, save
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.cross import CrossScorer
 
 VOCAB = 4096

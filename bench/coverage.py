@@ -25,9 +25,9 @@ from pathlib import Path
 import numpy as np
 from scipy.special import ndtr
 
-from vestige.compare import bootstrap, clusters, vectors
-from vestige.compare.bootstrap import Sample, Statistic, sample
-from vestige.compare.exact import student_reach
+from vestige.stats import bootstrap, clusters, vectors
+from vestige.stats.bootstrap import Sample, Statistic, sample
+from vestige.stats.vectors import student_reach
 
 World = Callable[[np.random.Generator, int], tuple[Statistic, list[Sample]]]
 PARTS = ((2.0, 1.0), (1.0, 2.0), (3.0, 3.0))  # three abilities, beta distributed
@@ -123,7 +123,7 @@ def tofu_seconds(resamples: int = 10_000) -> float:
     return time.perf_counter() - start
 
 
-# ---- rows in clusters ----------------------------------------------------------------------------------------------
+# ---- rows in clusters ---------------------------------------------------------------------------------------------
 
 COUNTS = (5, 10, 20)
 SHARED = 0.3  # of the variance of a row: what it has in common with its cluster
@@ -284,7 +284,7 @@ def cluster_table(repetitions: int, resamples: int, seed: int) -> tuple[list[str
     return lines, passed
 
 
-# ---- rows that are independent -------------------------------------------------------------------------------------
+# ---- rows that are independent ------------------------------------------------------------------------------------
 
 
 def row_table(repetitions: int, resamples: int, seed: int) -> tuple[list[str], bool]:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from table import circumstances, markdown, put
 from vestige.collect.forward import logits_at
 from vestige.models.attention import without_copies
-from vestige.models.cache import SlotCache
+from vestige.models.kv_cache import SlotCache
 
 OPEN, CLOSE = "<!-- decoding table -->", "<!-- /decoding table -->"
 WIDTH, INNER, KEPT, VOCABULARY, LAYERS = 576, 1536, 192, 49152, 30

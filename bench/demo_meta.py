@@ -25,10 +25,10 @@ from vestige.guard import read_json
 from vestige.meta import files
 from vestige.meta.pools import Attacks, Pools, read_attacks, read_pools
 from vestige.meta.run import MetaAsk, meta
-from vestige.metrics.names import KNOWN, direction_of
+from vestige.metrics.cards import KNOWN, direction_of
+from vestige.numeric import number
 from vestige.show.progress import hushed
 from vestige.show.tables import table
-from vestige.sums import number
 from vestige.sweep.plan import read_plan
 from vestige.sweep.run import How, sweep
 

@@ -26,9 +26,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import Beside, operations, over_forwards, save
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
+from vestige.collect.layered_patching import Patcher
 from vestige.collect.patch import PatchPlan, collect_states, make_plan
-from vestige.collect.staircase import Patcher
 from vestige.types import Target
 from vestige.wants import PatchWant
 

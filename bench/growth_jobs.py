@@ -156,9 +156,9 @@ def sweeping(models: int = 1) -> Work:
 
 def depth(rows: int = 4, tokens: int = 4, models: int = 0, layers: int = LAYERS) -> Work:
     """S1, S2 and `models` further unlearned models; entities of `tokens` tokens behind 40 tokens of prompt."""
-    from vestige.collect.answering import Cost
+    from vestige.collect.backend import Cost
+    from vestige.collect.layered_patching import Patcher
     from vestige.collect.patch import collect_states, make_plan
-    from vestige.collect.staircase import Patcher
     from vestige.wants import PatchWant
 
     full, *sources = (llama(seed, layers) for seed in range(3 + models))
@@ -187,7 +187,7 @@ def trajectory(rows: int = 4, tokens: int = 16, steps: int = 4) -> Work:
     from vestige.metrics import membership, memorisation
     from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES, follow
     from vestige.models.diffusion import MaskPredictor
-    from vestige.samplers import sample
+    from vestige.models.samplers import sample
     from vestige.wants import Denoising
 
     torch.manual_seed(0)
@@ -244,8 +244,8 @@ def collapse(prompts: int = 4, samples: int = 2, tokens: int = 16) -> Work:
 
 def statistics(rows: int = 100, resamples: int = 1000) -> Work:
     """Intervals of nine means, a harmonic mean and an AUC."""
-    from vestige.compare import bootstrap
-    from vestige.compare.bootstrap import sample
+    from vestige.stats import bootstrap
+    from vestige.stats.bootstrap import sample
 
     rng = np.random.default_rng(0)
     means = [sample(rng.random(rows), "forget") for _ in range(9)]

@@ -22,9 +22,9 @@ from sklearn.metrics import roc_auc_score
 sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import Beside, save
-from vestige.compare import bootstrap
-from vestige.compare.bootstrap import Resampler, Sample, sample
 from vestige.meta.faithfulness import best_cuts, candidates
+from vestige.stats import bootstrap
+from vestige.stats.bootstrap import Resampler, Sample, sample
 
 MEANS, ATTACKS = 9, 6
 Draws = dict[str, np.ndarray]

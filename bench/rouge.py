@@ -21,7 +21,7 @@ from rouge_score.rouge_scorer import RougeScorer
 sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import Beside, save
-from vestige.metrics import rouge
+from vestige.metrics import text as rouge
 
 Pairs = list[tuple[str, str]]
 KEYS = ("rouge1_recall", "rougeL_f1", "rougeL_recall")

@@ -37,7 +37,7 @@ from measure import crowded, machine
 from tofu import FILES, real_rows, worst, write_rows
 from vestige.data.chat import Encoder, Template
 from vestige.models.load import ModelArgs, load_tokenizer
-from vestige.sums import counted
+from vestige.numeric import counted
 
 PAGE = Path(__file__).parent.parent / "docs" / "servers.md"
 OPEN, CLOSE = "<!-- served table: written by bench/servers.py -->", "<!-- /served table -->"

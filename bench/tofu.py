@@ -90,8 +90,8 @@ def bare_forwards(loaded: LoadedModel, folder: Path, out: Path) -> tuple[float, 
     Alternating batch by batch keeps other load on the machine from favouring either side.
     """
     from vestige.collect import forward
-    from vestige.collect.answering import Cost
     from vestige.collect.answers import AnswerCollector, default_limits, vocabulary
+    from vestige.collect.backend import Cost
     from vestige.engine.prepare import make_encoder_context, prepare
 
     run = to_run(EvalAsk(model="in-memory", data=str(folder), out=str(out), progress=False))

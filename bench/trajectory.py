@@ -284,7 +284,7 @@ def recording_overhead(turns: int, steps: int = 16, window: int = 64, prompts: i
 
     from vestige.collect.denoise import Planes, label_table
     from vestige.models.diffusion import MaskPredictor
-    from vestige.samplers import sample
+    from vestige.models.samplers import sample
     from vestige.types import Prompt
     from vestige.wants import Denoising
 

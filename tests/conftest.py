@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _low_precision() -> None:
     """On a CPU where bfloat16 ends the process, the setting without which tests would lose their worker."""
-    from vestige.models.low_precision import check_low_precision
+    from vestige.models.quantised import check_low_precision
 
     check_low_precision("cpu")
 

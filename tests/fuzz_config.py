@@ -116,7 +116,7 @@ def run_trajectory(data: bytes, place: Path) -> None:
     """A trajectory_config, and the passes that follow from it."""
     import torch
 
-    from vestige.samplers.schedule import block_plan, window_plan
+    from vestige.models.samplers.base import block_plan, window_plan
     from vestige.suites.trajectory import read_config
 
     said = loads(data)

@@ -17,17 +17,15 @@ import numpy as np
 
 from collect_tools import VOCAB, family, model_of, numbers
 from diffusion_tools import predictor as golden_predictor
-from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector
+from vestige.collect.backend import Cost
 from vestige.collect.bound import BoundCollector
 from vestige.collect.cross import CrossScorer
-from vestige.collect.denoise import DenoiseCollector
+from vestige.collect.denoise import DenoiseCollector, Windows
 from vestige.collect.gradients import gradient_norms
-from vestige.collect.patch import collect_states, make_plan, patched_plain
-from vestige.collect.represent import fisher as fisher_sums
-from vestige.collect.represent import lens_scores
-from vestige.collect.staircase import Patcher
-from vestige.collect.step_logits import Windows
+from vestige.collect.layered_patching import Patcher
+from vestige.collect.patch import collect_states, lens_scores, make_plan, patched_plain
+from vestige.collect.patch import fisher as fisher_sums
 from vestige.collect.texts import TextCollector
 from vestige.collect.tree import Limits
 from vestige.types import IGNORE, Prompt, Target

@@ -1,23 +1,25 @@
-"""The table of flags: every verb fits it, no flag has two meanings, old and foreign spellings are understood."""
+"""Options: every parameter of a verb is one, and flags of other tools are understood."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from conftest import LAB, SYSTEM
 from loops import one_test
-from vestige.cli import SYNONYMS, VERBS, main, parser
+from vestige import options
+from vestige.cli import SYNONYMS, main, parser
+from vestige.commands import VERBS, parameters_of
 from vestige.configs.compose import compose_config, composing
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
-from vestige.flags import ALL, ANSWERS, DIALECT_NAMES, FLAGS, FOREIGN, NEEDLESS, TABLE, flags_of, translated
 from vestige.metrics.dialects import DIALECTS
 from vestige.models.args import COMPUTE_DTYPES, DTYPES, QUANTIZATIONS
+from vestige.options import ANSWERS, FOREIGN, NEEDLESS, translate_flags
 
 FULL, DATA = LAB / "models" / "full", LAB / "data"
 PARSERS = parser().verbs
@@ -29,50 +31,30 @@ def own_flags(verb: str) -> dict[str, argparse.Action]:
     return {a.option_strings[-1][2:]: a for a in actions if a.dest != "help"}
 
 
-# ---- the table ---------------------------------------------------------------------------------------------------
+# ---- options -----------------------------------------------------------------------------------------------------
 
 
-def test_the_table_names_verbs_that_exist_and_each_flag_once() -> None:
-    assert len(FLAGS) == len(TABLE)
-    for flag in TABLE:
-        assert flag.verbs == ALL or set(flag.verbs.split()) <= set(VERBS), flag.name
-        assert flag.verbs == ALL or len(flag.verbs.split()) > 1, f"{flag.name} belongs beside its one verb"
-        assert flag.meaning, flag.name
+def test_one_spelling_for_one_and_for_many() -> None:
+    names = {name for verb in VERBS for name in own_flags(verb)}
+    singular = {name for name in names if f"{name}s" in names}
+    assert singular <= {"plot", "baseline"}  # a picture's file; an epoch
 
 
 @one_test("verb", VERBS)
-def test_the_flags_of_every_verb_fit_the_table(verb: str) -> None:
-    shared = {flag.name for flag in [*flags_of(verb), *(f for f in TABLE if f.verbs == ALL)]}
-    mine = own_flags(verb)
-    assert shared <= set(mine)
-    assert set(mine) & set(FLAGS) == shared  # a name of the table is taken from the table
-    for name in shared:
-        flag, action = FLAGS[name], mine[name]
-        assert action.option_strings == flag.spellings
-        assert (action.nargs == 0) == (not flag.value)
-        assert not flag.value or action.type is flag.type
-    assert all(a.help for a in PARSERS[verb].arguments), "every argument explains itself"
+def test_every_parameter_of_a_verb_is_an_option(verb: str) -> None:
+    """A parameter whose annotation is no option would be a flag that nobody can give."""
+    one = VERBS[verb]
+    inner = {"progress", "command", "options"}
+    parameters = set(inspect.signature(one.run).parameters) - inner
+    assert parameters <= set(parameters_of(one))
+    assert all(action.help for action in PARSERS[verb].arguments)
+    assert set(one.notes) | set(one.required) <= set(parameters_of(one))
 
 
-def test_no_flag_has_two_meanings() -> None:
-    """A name outside the table belongs to one room; there it means one thing."""
-    seen: dict[str, set[tuple[Any, ...]]] = {}
-    rooms: dict[str, set[str]] = {}
-    for verb in VERBS:
-        for name, action in own_flags(verb).items():
-            if name not in FLAGS:
-                seen.setdefault(name, set()).add((action.help, action.metavar, action.type, action.nargs))
-                rooms.setdefault(name, set()).add(VERBS[verb])
-    assert {name: kinds for name, kinds in seen.items() if len(kinds) > 1} == {}
-    assert {name: where for name, where in rooms.items() if len(where) > 1} == {}
-    singular = {name for name in {*seen, *FLAGS} if f"{name}s" in {*seen, *FLAGS}}
-    assert singular <= {"plot", "baseline"}, "one spelling for one and for many"  # a picture's file; an epoch
-
-
-def test_values_that_the_table_lists_are_those_there_are() -> None:
-    assert set(DIALECT_NAMES) == set(DIALECTS)
-    assert FLAGS["dtype"].words == DTYPES and FLAGS["quantization"].words == QUANTIZATIONS
-    assert FLAGS["compute-dtype"].words == COMPUTE_DTYPES
+def test_values_that_options_list_are_those_there_are() -> None:
+    assert set(options.DIALECTS) == set(DIALECTS)
+    assert options.DTYPES == DTYPES and options.QUANTIZATIONS == QUANTIZATIONS
+    assert options.COMPUTE_DTYPES == COMPUTE_DTYPES
 
 
 # ---- from flags to a configuration ---------------------------------------------------------------------------------
@@ -130,7 +112,7 @@ def test_the_batch_size_of_other_tools_is_a_flag_here(tmp_path: Path) -> None:
     ],
 )
 def test_flags_of_other_tools_are_understood(words: list[str], means: list[str]) -> None:
-    assert translated("eval", words, PARSERS["eval"].options)[0] == means
+    assert translate_flags("eval", words, PARSERS["eval"].options)[0] == means
 
 
 @one_test("name", ["gpu", "num_fewshot", "model-args", "dry-run"])
@@ -143,9 +125,8 @@ def test_flags_of_other_tools_are_answered(name: str, capsys: pytest.CaptureFixt
 def test_spellings_of_other_tools_do_not_hide_flags_of_ours() -> None:
     for verb in VERBS:
         for name in own_flags(verb):
-            assert translated(verb, [f"--{name}"], PARSERS[verb].options)[0] == [f"--{name}"]
+            assert translate_flags(verb, [f"--{name}"], PARSERS[verb].options)[0] == [f"--{name}"]
     assert not set(FOREIGN) & (set(NEEDLESS) | set(ANSWERS))
-    assert all(ours[0][2:] in FLAGS for ours in FOREIGN.values())
 
 
 def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,15 +8,14 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
 TOP_LEVEL = {
     "types",
-    "compact",
-    "prefixes",
+    "packed_ids",
     "errors",
     "wants",
     "given",
     "guard",
     "io",
     "secrets",
-    "sums",
+    "numeric",
     "schema",
     "internal",
     "flags",
@@ -27,22 +26,21 @@ TOP_LEVEL = {
     "writing",
 }  # every package may import these
 
-PIPELINE = {"data", "models", "samplers", "collect", "metrics", "compare", "suites", "store"}
+PIPELINE = {"data", "models", "collect", "metrics", "stats", "suites", "store"}
 # What every verb's package may use: the pipeline, the engine, adapters to other software, and what is printed.
 BELOW = PIPELINE | {"configs", "engine", "integrations", "servers", "show"}
 
 # Dependencies point one way: top-level modules < pipeline < engine < verbs < cli.
 DEPENDENCIES: dict[str, set[str]] = {
-    "types": {"compact"},
-    "compact": set(),
-    "prefixes": {"compact", "types"},
+    "types": {"packed_ids"},
+    "packed_ids": {"types"},
     "errors": set(),
     "isolation": {"errors"},
     "secrets": set(),
     "words": set(),
     "given": set(),
     "wants": {"types"},
-    "sums": {"types"},
+    "numeric": {"types"},
     "guard": {"errors"},
     "ownership": {"errors"},
     "writing": {"errors", "ownership"},
@@ -54,11 +52,10 @@ DEPENDENCIES: dict[str, set[str]] = {
     "configs": {"models", "suites"},  # the groups, and how Hydra composes them: below the engine, which asks for runs
     "data": set(),
     "models": set(),
-    "samplers": {"models"},
-    "collect": {"models", "samplers"},
+    "collect": {"models"},
     "metrics": set(),
-    "compare": set(),
-    "suites": {"metrics", "compare"},
+    "stats": set(),
+    "suites": {"metrics", "stats"},
     "store": set(),
     "integrations": {"models", "data", "collect", "metrics", "suites"},
     "show": {"metrics", "suites"},
@@ -66,19 +63,19 @@ DEPENDENCIES: dict[str, set[str]] = {
     "engine": PIPELINE | {"configs", "integrations", "servers", "show"},
     "costs": BELOW,
     # One judgement for the page, the terminal and the bench: below every package that ends in a verdict.
-    "judging": BELOW,
-    "depth": BELOW,
+    "verdict": BELOW,
+    "depth": BELOW | {"verdict"},
     "collapse": BELOW,
-    "unlearn": BELOW | {"watch"},
-    "meta": BELOW | {"judging"},
-    "watch": BELOW | {"judging"},
-    "stress": BELOW | {"judging", "meta", "unlearn"},
+    "unlearn": BELOW | {"verdict", "watch"},
+    "meta": BELOW | {"verdict"},
+    "watch": BELOW | {"verdict"},
+    "stress": BELOW | {"verdict", "meta", "unlearn"},
     "results": BELOW | {"collapse", "depth", "meta"},
     "sweep": BELOW | {"depth", "stress"},
-    "report": BELOW | {"judging", "meta", "results", "stress"},
-    "audit": BELOW | {"costs", "depth", "judging", "report", "stress"},
+    "report": BELOW | {"verdict", "meta", "results", "stress"},
+    "audit": BELOW | {"costs", "depth", "verdict", "report", "stress"},
     "lab": BELOW
-    | {"audit", "collapse", "costs", "depth", "judging", "meta", "report", "results", "stress", "sweep", "unlearn"},
+    | {"audit", "collapse", "costs", "depth", "verdict", "meta", "report", "results", "stress", "sweep", "unlearn"},
     "cli": {
         "audit",
         "collapse",
@@ -95,7 +92,7 @@ DEPENDENCIES: dict[str, set[str]] = {
     },
     "plugins": {"data", "metrics", "models", "stress", "suites", "unlearn"},  # for plug-ins: no package imports it
     # The same packages as cli, called with keywords instead of flags.
-    "api": BELOW | {"collapse", "costs", "depth", "judging", "report", "results", "stress"},
+    "api": BELOW | {"collapse", "costs", "depth", "verdict", "report", "results", "stress"},
     "__init__": {"api", "collapse", "integrations", "watch"},
     "__main__": {"cli"},
 }
@@ -103,7 +100,6 @@ TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
 # Packages that run or hold a model may import torch; the engine only does for memory, seeds and speed, and lazily.
 WITH_TORCH = {
     "models",
-    "samplers",
     "collect",
     "unlearn",
     "stress",

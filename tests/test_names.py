@@ -15,9 +15,9 @@ from vestige.configs.compose import PACKAGE_DIR
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError
+from vestige.metrics.cards import ALIASES, KNOWN, full_name, short, unlike_published
 from vestige.metrics.dialects import DIALECTS
-from vestige.metrics.names import ALIASES, KNOWN, full_name, short, unlike_published
-from vestige.metrics.rouge import rouge_scores
+from vestige.metrics.text import rouge_scores
 from vestige.results.explain import explain
 from vestige.results.listing import metric_configs
 from vestige.suites.definitions import PUBLISHED, departure, differs_for_some_rows, refuse_other_number

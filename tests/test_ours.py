@@ -82,7 +82,7 @@ def test_an_architecture_that_refuses_is_foreign() -> None:
 
 
 def test_an_architecture_behind_our_own_wrapper_is_foreign_too() -> None:
-    from vestige.models.reading import watch_forward
+    from vestige.models.foreign import watch_forward
 
     model = Stubborn()
     watch_forward(model, "x")
@@ -124,7 +124,7 @@ def test_a_layer_without_keys_is_a_finding_about_the_architecture() -> None:
     """Recurrent layers of a hybrid model: the fast way ends, the plain way goes on (an assertion would be a bug)."""
     from transformers.cache_utils import DynamicLayer
 
-    from vestige.models.cache import SlotCache, Unfit, held
+    from vestige.models.kv_cache import SlotCache, Unfit, held
 
     error = caught(held, DynamicLayer())
     assert isinstance(error, Unfit) and not is_ours(error)

@@ -386,7 +386,7 @@ def test_weights_replaced_in_depth_and_collapse(
     worlds: Worlds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vestige.collapse.detector import CollapseDetector
-    from vestige.collect.staircase import Patcher
+    from vestige.collect.layered_patching import Patcher
 
     world, run, compute = worlds("model"), Patcher.run, CollapseDetector.compute
 

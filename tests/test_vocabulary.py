@@ -21,13 +21,13 @@ import pytest
 import torch
 
 from conftest import GOLDEN, LAB
-from vestige import sums
+from vestige import numeric
 from vestige.cli import main
 from vestige.collect.reduce import REDUCTIONS
 
-SOURCE = Path(sums.__file__).parent
+SOURCE = Path(numeric.__file__).parent
 DIFFUSION = GOLDEN / "lab_diffusion"
-WITH_LOGITS = {"models", "samplers", "collect"}  # packages that run a model, choose tokens and reduce logits
+WITH_LOGITS = {"models", "collect"}  # packages that run a model, choose tokens and reduce logits
 
 
 def arrays(value: Any, depth: int = 2) -> Iterator[Any]:
@@ -137,7 +137,7 @@ def test_every_reduction_is_reached(seen: dict[str, set[str]]) -> None:
 
 def test_the_tracer_sees_arguments_results_and_what_is_in_containers() -> None:
     with watched(7) as found:
-        sums.means(np.zeros((2, 7)))
-        sums.total([1.0])
-    assert found == {"sums:means"}
+        numeric.means(np.zeros((2, 7)))
+        numeric.total([1.0])
+    assert found == {"numeric:means"}
     assert wide({"logits": [torch.zeros(2, 7)]}, 7) and not wide({"logits": torch.zeros(7, 2)}, 7)

@@ -45,7 +45,7 @@ class Picked:
 
 def _place(look: dict[str, Any]) -> int:
     """Verdicts from the best word to the worst."""
-    from vestige.compare.rule import TITLES
+    from vestige.verdict.rule import TITLES
 
     return list(TITLES).index(look["verdict"]["word"])
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from vestige.show.figures import collapse_curves, save
 
 from vestige.collapse.detector import CollapseDetector, CollapseSettings, Measured
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout, Trajectory, Turn
 from vestige.collect.cross import CrossScorer
+from vestige.show.figures import collapse_curves, save
 
 LAB = Path(__file__).parent.parent / "tests" / "golden" / "lab"
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}

@@ -19,8 +19,7 @@ from typing import Any
 
 from conftest import LAB, SYSTEM
 from serve_tools import ModelServer, TinyModel
-from vestige.collect.answering import Cost
-from vestige.collect.ending import Ending
+from vestige.collect.backend import Cost, StopRule
 from vestige.data.chat import Encoder, Template
 from vestige.servers.kinds import BadAnswer, ServerFacts, Vocabulary
 from vestige.servers.served import ServedAnswers, ServedModel, Writing
@@ -153,7 +152,7 @@ def main(runs: int = 100) -> None:
         model.meet()
         wire.random, wire.told, wire.lying = random.Random(seed), [], True
         cost = Cost()
-        answers = ServedAnswers(model, Writing(frozenset()), Ending(list, frozenset(), ""), cost, False)
+        answers = ServedAnswers(model, Writing(frozenset()), StopRule(list, frozenset(), ""), cost, False)
         try:
             list(answers.score(asked, frozenset(), lambda left: None))
             seen = bool(cost.notes)

@@ -1,4 +1,4 @@
-"""Are the tests of metrics/ and compare/ able to fail? Small faults are put into the formulas, one at a time.
+"""Are the tests of metrics/ and stats/ able to fail? Small faults are put into the formulas, one at a time.
 
     python tools/mutation.py [--module memorisation] [--workers 2] [--out FILE]
 
@@ -35,12 +35,12 @@ from mutants import NOTE, Mutant, Place, mutants, watched
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "vestige"
-ROOMS = ("metrics", "compare")
+ROOMS = ("metrics", "stats")
 SKIPPED = {"explanations.py", "__init__.py", "cards.py", "collapse_words.py"}  # words, not formulas
 TESTS = (
     "metrics/test_metrics.py", "metrics/test_rouge.py", "metrics/test_bleu.py", "metrics/test_trajectory.py",
     "metrics/test_dialects.py", "metrics/test_depth_formulas.py", "metrics/test_collapse_formulas.py",
-    "compare/test_bootstrap.py", "compare/test_exact.py", "collapse/test_collapse_golden.py", "meta/test_meta.py",
+    "stats/test_bootstrap.py", "stats/test_exact.py", "collapse/test_collapse_golden.py", "meta/test_meta.py",
     "test_types.py", "test_names.py",
 )  # fmt: skip
 SLOW = 5.0  # CPU seconds; a test that takes longer (it runs a model) is left out
@@ -265,7 +265,7 @@ def main() -> int:
         bench = Bench(files, args.workers, report, out)
         options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:warnings", f"--rootdir={ROOT}"]
         pytest.main(
-            [*options, *(f"tests/{t}" for t in args.tests), "src/vestige/metrics", "src/vestige/compare"], [bench]
+            [*options, *(f"tests/{t}" for t in args.tests), "src/vestige/metrics", "src/vestige/stats"], [bench]
         )
     return int(bench.stopped)
 

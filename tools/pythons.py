@@ -22,11 +22,11 @@ PACKAGES = (
     *("hydra-core", "matplotlib", "rouge-score", "scikit-learn"),
 )
 PACKAGES_WITHOUT_TORCH = (
-    *("types.py", "errors.py", "wants.py", "guard.py", "schema.py", "sums.py"),
+    *("types.py", "packed_ids.py", "errors.py", "wants.py", "guard.py", "schema.py", "numeric.py"),
     *("metrics", "compare", "suites", "store", "meta", "report"),
 )
 TESTS = (
-    *("test_modules", "test_sums", "test_types", "compare/test_bootstrap", "compare/test_exact", "meta/test_meta"),
+    *("test_modules", "test_numeric", "test_types", "compare/test_bootstrap", "compare/test_exact", "meta/test_meta"),
     *(f"metrics/test_{name}" for name in ("bleu", "collapse_formulas", "depth_formulas", "metrics")),
 )
 

@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vestige.numeric import number
 from vestige.show.tables import table
-from vestige.sums import number
 
 PAGE = Path(__file__).parent.parent / "docs" / "real_model.md"
 MARK = "<!-- not run: a real model; tools/real_model.py runs these -->"

@@ -23,7 +23,7 @@ from vestige.lab.corpus import Corpus, both_phrasings
 from vestige.lab.models import KNOWN_TO_ALL, new_causal
 from vestige.lab.stopping import answer_loss, learned, row_losses, silent
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
-from vestige.sums import mean
+from vestige.numeric import mean
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import CAUSAL, Done, Training, finetune, unlearn
 from vestige.unlearn.objectives import ChatRow

@@ -29,7 +29,6 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from vestige.api import (
-        Result,
         attack,
         compare_runs,
         evaluate,
@@ -44,11 +43,12 @@ if _typing.TYPE_CHECKING:
     from vestige.collapse.detector import CollapseDetector
     from vestige.errors import UserError
     from vestige.integrations.offline import trajectories_from_logits
+    from vestige.runs.result import Result
     from vestige.watch.callback import Callback
     from vestige.watch.loop import Watch
 
 __version__ = "0.1.0"
-# Functions are verbs, rooms are nouns: importing a package vestige.NAME would rebind a function of that name.
+# Functions are verbs, packages are nouns: importing a package vestige.NAME would rebind a function of that name.
 __all__ = [
     "Callback",
     "CollapseCallback",
@@ -67,11 +67,12 @@ __all__ = [
     "score",
     "trajectories_from_logits",
 ]
-# What is not a function of the api room; imported on first use like the others.
+# Where names that are not functions of api.py are; imported on first use like the others.
 _ELSEWHERE = {
     "Callback": "vestige.watch.callback",
     "CollapseCallback": "vestige.collapse.callback",
     "CollapseDetector": "vestige.collapse.detector",
+    "Result": "vestige.runs.result",
     "UserError": "vestige.errors",
     "Watch": "vestige.watch.loop",
     "trajectories_from_logits": "vestige.integrations.offline",

@@ -1,57 +1,32 @@
-"""The command line: one verb per job. What each does, and its flags, is in each room's flags.py."""
+"""The command line: argument parsers made from the functions in commands.py, and exit statuses.
+
+0: done; 1: done with failures; 2: a mistake that the user can correct; 70: a bug of vestige; 130: interrupted.
+"""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import gc
-import importlib
+import inspect
 import logging
 import os
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
 from vestige import __version__
+from vestige.commands import VERBS, Verb, parameters_of, run_verb
 from vestige.errors import UserError, mishaps_said, one_line
-from vestige.flags import ALL, TABLE, add_flag, translated
 from vestige.internal import DEBUG, STATUS, internal_error
+from vestige.options import Option, translate_flags
 from vestige.secrets import hiding_streams, note_variables, note_words
 from vestige.show.progress import bars
-
-# Every verb, by the question it answers, and the module that declares its flags. Only the one at hand is imported.
-QUESTIONS: dict[str, dict[str, str]] = {
-    "measure": {
-        "eval": "engine.flags",
-        "audit": "audit.flags",
-        "plan": "costs.flags",
-        "score": "results.flags",
-        "demo": "lab.flags",
-    },
-    "look deeper": {
-        "depth": "depth.flags",
-        "collapse": "collapse.flags",
-        **dict.fromkeys(("explain", "ls"), "results.flags"),
-    },
-    "attack": {"stress": "stress.flags"},
-    "make": dict.fromkeys(("train", "unlearn"), "unlearn.flags"),
-    "compare and prove": {
-        **dict.fromkeys(("compare", "diff"), "results.flags"),
-        **dict.fromkeys(("report", "table", "plot", "view"), "report.flags"),
-        **dict.fromkeys(("verify", "pack", "unpack"), "results.archive_flags"),
-        "publish": "results.publish_flags",
-        "import": "results.flags",
-        "meta": "meta.flags",
-    },
-    "run at scale": dict.fromkeys(("sweep", "job"), "sweep.flags"),
-}
-VERBS = dict(chain.from_iterable(map(dict.items, QUESTIONS.values())))
 
 # What other tools call these verbs.
 SYNONYMS = {
@@ -76,22 +51,6 @@ First:  vestige demo
 Then:   vestige eval tofu --model PATH --data DIR
         vestige audit --before A --after B --forget rows.jsonl
 `vestige VERB --help` has the flags of a verb, `vestige --version` the version."""
-
-EXAMPLES = {
-    "eval": """examples:
-  vestige eval tofu --model PATH --data DIR --retain-logs saves/eval/retain
-  vestige eval experiment=eval/tofu/default model=Llama-3.2-1B-Instruct \\
-      model.model_args.pretrained_model_name_or_path=PATH task_name=NAME""",
-    "audit": "example: vestige audit --before A --after B --forget f.jsonl --retain r.jsonl",
-    "depth": "example: vestige depth --unlearned U --full F --retain-model R --forget f.jsonl",
-    "plan": "example: vestige plan tofu --model PATH --data DIR",
-    "score": "example: vestige score saves/eval/NAME dialect=strict",
-    "compare": "example: vestige compare saves/eval/A saves/eval/B",
-    "collapse": "example: vestige collapse rollouts.jsonl --model PATH",
-    "sweep": "example: vestige sweep plan.yaml (again for the rest)",
-    "unlearn": "example: vestige unlearn --method NPO --model PATH --forget f.jsonl --retain r.jsonl --out DIR",
-    "report": "example: vestige report saves/eval saves/depth -o report",
-}
 
 # What argparse says of a command line -> the same in our words. Anything else it says is passed on as it is.
 SENTENCES = {
@@ -132,47 +91,86 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"vestige: error: {one_line(f'{self.prog}: {message}; `{self.prog} --help` shows all flags.')}\n")
 
 
-class Verbs:
-    """What rooms add their verbs to: argparse's own, with the sentence of each verb kept for the list of all."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.parsers: dict[str, Parser] = {}
-        self.about: dict[str, str] = {}
-
-    def add_parser(self, verb: str, **facts: Any) -> Parser:
-        self.about[verb] = facts["help"]
-        about = facts["help"].replace("%", "%%")
-        facts = {"description": f"{about[:1].upper()}{about[1:]}", "epilog": EXAMPLES.get(verb), **facts}
-        facts["formatter_class"] = argparse.RawDescriptionHelpFormatter if verb in EXAMPLES else argparse.HelpFormatter
-        self.parsers[verb] = self.inner.add_parser(verb, **facts)
-        return self.parsers[verb]
-
-
 def parser(verb: str | None = None) -> Parser:
-    """The parser of one verb (and those declared with it), or of all."""
+    """The parser of one verb, or of all."""
     top = Parser(prog="vestige", formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--version", action="version", version=f"vestige {__version__}", help=argparse.SUPPRESS)
-    verbs = Verbs(top.add_subparsers(dest="verb", metavar="VERB", required=True, prog="vestige"))
-    for module in dict.fromkeys([VERBS[verb]] if verb in VERBS else VERBS.values()):
-        importlib.import_module(f"vestige.{module}").add_verbs(verbs)
-    top.verbs = verbs.parsers
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, prog="vestige")
+    for one in [VERBS[verb]] if verb in VERBS else VERBS.values():
+        raw = argparse.RawDescriptionHelpFormatter if "\n" in one.epilog else argparse.HelpFormatter
+        epilog = one.epilog or (attack_list() if one.name == "stress" else "")
+        added: Parser = verbs.add_parser(
+            one.name,
+            help=one.help,
+            description=one.description or f"{one.help[:1].upper()}{one.help[1:]}",
+            epilog=epilog or None,
+            formatter_class=raw,
+        )
+        for name, (parameter, option, read) in parameters_of(one).items():
+            add_argument(added, one, name, parameter, option, read)
+        added.add_argument("--quiet", action="store_true", help="no progress bars")
+        added.add_argument("--debug", action="store_true", help="show the traceback of an internal error")
+        top.verbs[one.name] = added
     if verb not in VERBS:  # of one verb argparse's own help is shown
-        top.text = everything(verbs.about)
-    for one in top.verbs.values():
-        for flag in TABLE:
-            if flag.verbs == ALL:
-                add_flag(one, flag)
+        top.text = list_verbs()
     return top
 
 
-def everything(about: Mapping[str, str]) -> str:
-    """The list of verbs by question, a line each; of all of them it fits one screen."""
+def attack_list() -> str:
+    from vestige.stress.registry import OURS
+
+    return "Attacks: " + "; ".join(f"{record.name} {record.does}" for record in OURS.values()) + "."
+
+
+def add_argument(
+    added: Parser, verb: Verb, name: str, parameter: inspect.Parameter, option: Option, read: Callable[[str], Any]
+) -> None:
+    """One option of a verb as an argument of argparse."""
+    default = None if parameter.default is parameter.empty else parameter.default
+    text = f"{option.help}: {' | '.join(option.values)}" if option.values else option.help
+    note = verb.notes.get(name, "")
+    if name == "attacks":
+        from vestige.stress.registry import OURS
+
+        text = f"{', '.join(OURS)}, or a plug-in's; relearn=5,20 is two budgets (all; with --server those on prompts)"
+    elif not note and default not in (None, False, (), "") and not option.hidden and not option.positional:
+        note = "" if "default" in text or default is True else f"default: {default}"
+    shown = argparse.SUPPRESS if option.hidden else f"{text} ({note})" if note else text
+    facts: dict[str, Any] = {"help": shown.replace("%", "%%"), "default": default}
+    if option.positional:
+        many = "+" if parameter.default is parameter.empty else "*"
+        if option.several:
+            facts["nargs"] = many
+            facts["default"] = []
+        elif many == "*":
+            facts["nargs"] = "?"
+        added.add_argument(name, metavar=option.value, **facts)
+        return
+    if verb.only_typed and option.value:
+        facts["default"] = None  # a configuration file may say something else
+    names = [f"-{option.short}"] if option.short else []
+    names.append(f"--{option.flag or name.replace('_', '-')}")
+    if option.value:
+        facts |= {"metavar": option.value, "type": read}
+        if option.repeated:
+            facts |= {"action": "append", "default": []}
+        elif option.several:
+            facts["nargs"] = "+"
+        elif option.optional:
+            facts |= {"nargs": "?", "const": read(option.optional)}
+    else:
+        facts["action"] = "store_true"
+    added.add_argument(*names, dest=name, required=name in verb.required, **facts)
+
+
+def list_verbs() -> str:
+    """The list of verbs by question, a line each; all of them fit on one screen."""
     lines = ["Measures what a language model still knows after it was made to forget.", ""]
-    for question, verbs in QUESTIONS.items():
-        labels = textwrap.wrap(question, 11)  # beside its verbs, on as many lines as it needs
-        for line, verb in enumerate(v for v in verbs if v in about):
-            lines.append(f"{labels[line] if line < len(labels) else '':<11} {verb:<12} {about[verb]}")
+    for question in dict.fromkeys(verb.question for verb in VERBS.values()):
+        labels = textwrap.wrap(question, 11)  # next to its verbs, on as many lines as it needs
+        group = [verb for verb in VERBS.values() if verb.question == question]
+        for line, verb in enumerate(group):
+            lines.append(f"{labels[line] if line < len(labels) else '':<11} {verb.name:<12} {verb.help}")
     return "\n".join([*lines, LAST_LINES])
 
 
@@ -200,8 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 speaking(args.verb),
                 archives_opened(args) as opened,
             ):
-                status: int = opened.do(opened)
-            return status
+                return run_verb(VERBS[opened.verb], vars(opened))
         except UserError as error:
             return _failed(str(error))
         except BrokenPipeError:
@@ -280,7 +277,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     cut = list(argv).index("--") if argv[:1] == ["job"] and "--" in argv else len(argv)
     words = list(argv[:cut])
     if words[:1] and words[0] in top.verbs:
-        own, notes = translated(words[0], words[1:], top.verbs[words[0]].options)
+        own, notes = translate_flags(words[0], words[1:], top.verbs[words[0]].options)
         words[1:] = own
         for note in notes:
             print(f"vestige: note: {note}", file=sys.stderr)
@@ -296,7 +293,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     strange: list[str] = []
     for word in rest:
         (strange if word.startswith("-") else late).append(word)
-    place: str | None = getattr(args, "late", None)
+    place = VERBS[args.verb].late
     if strange or (late and place is None):
         raise _unknown_argument(top, args.verb, (strange or late)[0])
     if place:

@@ -192,7 +192,7 @@ PROGRAMMING = (NameError, AttributeError, TypeError, LookupError, AssertionError
 # Called with wrong arguments they fail in frames of their own, and the mistake is the caller's.
 TOOLS = frozenset({*sys.stdlib_module_names, "numpy", "scipy", "torch"})
 # These hand our arguments to an architecture, and fail in its place when it does not take them.
-DOORS = ("torch.nn.modules", "vestige.models.reading")
+DOORS = ("torch.nn.modules", "vestige.models.foreign")
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _HERE = str(Path(__file__).parent)
 

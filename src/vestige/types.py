@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vestige.compact import Keyed, packing, sorting
+from vestige.packed_ids import Keyed, packing, sorting
 
 Array = NDArray[Any]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from dataclasses import MISSING, fields
@@ -12,8 +13,6 @@ import vestige
 from loops import one_test
 from vestige.collapse.run import CollapseAsk
 from vestige.depth.ask import DepthAsk
-from vestige.engine.flags import EvalAsk
-from vestige.flags import flags_of
 from vestige.report.build import ReportRequest
 from vestige.stress.ask import SETTINGS
 from vestige.stress.run import Stress
@@ -41,21 +40,24 @@ def test_every_keyword_is_named(name: str) -> None:
     assert inspect.Parameter.VAR_KEYWORD not in kinds
 
 
-def test_evaluate_has_every_flag_of_eval() -> None:
-    of_the_command = {"retain_model", "config_name", "cfg", "plugin", "multirun"}
-    flags = {flag.attribute for flag in flags_of("eval")} - of_the_command
-    assert set(keywords("evaluate")) == flags | {"suite", "progress", "overrides", "plugins"}
+def test_plan_takes_what_evaluate_takes() -> None:
     assert list(keywords("plan")) == list(keywords("evaluate"))
+
+
+@one_test("name", FUNCTIONS)
+def test_help_lists_every_keyword(name: str) -> None:
+    text = inspect.getdoc(getattr(vestige, name)) or ""
+    listed = set(re.findall(r"^    (\w+): ", text.partition("Keywords:")[2], flags=re.MULTILINE))
+    if listed:
+        assert listed | {"settings", "reasoning"} >= set(keywords(name))
 
 
 @one_test(
     ("name", "record", "not_there"),
     [
-        ("evaluate", EvalAsk, {"progress"}),
-        ("plan", EvalAsk, {"progress"}),
         ("measure_depth", DepthAsk, {"out", "progress"}),
         ("attack", Stress, {"settings", "metrics"}),
-        ("make_report", ReportRequest, {"out", "runs"}),
+        ("make_report", ReportRequest, {"title", "out", "runs"}),
         ("measure_collapse", CollapseAsk, {"settings", "reasoning", "progress", "model_args"}),
     ],
 )
@@ -63,7 +65,7 @@ def test_defaults_are_those_of_the_records(name: str, record: Any, not_there: se
     """What is left out on purpose: bars are off in Python, and files go nowhere unless a place is named."""
     known = defaults(record)
     shared = [k for k, p in keywords(name).items() if k in known and k not in not_there and p.default is not p.empty]
-    assert len(shared) >= 4
+    assert len(shared) >= 3
     assert {k: keywords(name)[k].default for k in shared} == {k: known[k] for k in shared}
 
 

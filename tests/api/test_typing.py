@@ -36,13 +36,13 @@ def returned() -> dict[str, Any]:
     from vestige.collapse.detector import CollapseSettings
     from vestige.collapse.reasoning import Reasoning
     from vestige.collapse.run import CollapseReport
-    from vestige.compare.best import Rank
     from vestige.costs.estimate import CostPlan
     from vestige.costs.served import ServedPlan
     from vestige.depth.run import DepthResult
     from vestige.results.compare import Comparison, Difference
     from vestige.stress.run import AttackRow
     from vestige.types import Score
+    from vestige.verdict.best import Rank
     from vestige.watch.looking import Look
 
     found = [CollapseSettings, Reasoning, CollapseReport, Rank, CostPlan, DepthResult, Comparison, Difference]

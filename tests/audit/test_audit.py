@@ -15,7 +15,7 @@ from vestige.audit.budget import FEWEST, plan_audit, shown
 from vestige.audit.work import Audit, AuditWork
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.judging.runs import JudgeAsk, judge_runs
+from vestige.verdict.judge import JudgeAsk, judge_runs
 
 DATA = LAB / "data"
 SHORT = ("--minutes", "0.001")  # no test but the evaluations fits

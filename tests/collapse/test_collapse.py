@@ -16,12 +16,10 @@ from loops import one_test
 from vestige.collapse import sampling
 from vestige.collapse.detector import CollapseDetector, CollapseSettings
 from vestige.collapse.reasoning import Trajectory, Turn
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.cross import CrossScorer, Forest, pairwise_scorer
 from vestige.errors import UserError
-from vestige.metrics.collapse import Ema, cross_of, label_metrics
-from vestige.metrics.collapse_extras import extras, permutation_null
-from vestige.metrics.collapse_words import caveats, verdict
+from vestige.metrics.collapse import Ema, caveats, cross_of, extras, label_metrics, permutation_null, verdict
 from vestige.types import Target
 
 FIRST = "collapse_first_turn_sample"
@@ -73,7 +71,7 @@ def test_any_row_length_gives_the_same_matrix(attention: str, limit: int) -> Non
 
 def test_a_wrong_fast_way_is_noticed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Reasonings that see each other's tokens: the check must find it, and the result must still be right."""
-    from vestige.collect import prompts as module
+    from vestige.collect import cross as module
 
     real = module.stretches
 
@@ -189,7 +187,7 @@ def test_any_log_prob_function_will_do() -> None:
         pairwise_scorer(lambda p, z: [[0.0]])([(1,)], [(1, 2, 3)])
 
 
-# ---- words
+# ---- words --------------------------------------------------------------------------------------------------------
 
 
 def test_words() -> None:
@@ -214,7 +212,7 @@ def test_words() -> None:
     assert verdict({}) == "cannot tell; cannot tell"
 
 
-# ---- sampling and the detector
+# ---- sampling and the detector ------------------------------------------------------------------------------------
 
 
 def test_our_draws_lose_nothing_and_repeat() -> None:

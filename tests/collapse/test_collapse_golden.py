@@ -14,9 +14,8 @@ from vestige.collapse.detector import CollapseDetector, CollapseSettings
 from vestige.collapse.reasoning import Trajectory
 from vestige.collect.cross import CrossScorer
 from vestige.errors import UserError
-from vestige.metrics.collapse import SUFFIXES, Ema, cross_of, label_metrics, matched, row_table, should_compute
+from vestige.metrics.collapse import SUFFIXES, Ema, cross_of, extras, label_metrics, matched, row_table, should_compute
 from vestige.metrics.collapse import marginal as marginal_of
-from vestige.metrics.collapse_extras import extras
 
 MATRIX_TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
 

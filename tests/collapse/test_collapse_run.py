@@ -21,7 +21,7 @@ from vestige.cli import main
 from vestige.collapse.detector import CollapseSettings
 from vestige.collapse.run import scheduled_settings
 from vestige.metrics.collapse import SUFFIXES
-from vestige.sums import number
+from vestige.numeric import number
 
 TEMPLATE = "I should think about this step by step and then give my answer."
 

@@ -13,8 +13,8 @@ import torch
 from collect_tools import ARCHITECTURES, EAGER_ONLY, PACKABLE, VOCAB, family, model_of, numbers, one_by_one
 from conftest import LAB
 from vestige.collect import answers, forward
-from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector, default_limits, distinct
+from vestige.collect.backend import Cost
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.models import attention
@@ -378,7 +378,7 @@ def test_long_rows_attend_in_stretches_to_fewer_keys(llama: Any, monkeypatch: py
         seen.append((query.shape[2], key.shape[2]))
         return kernel(query, key, *args, **options)
 
-    monkeypatch.setattr(calling, "scaled_dot_product_attention", counting)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", counting)
     targets = family()
     collect(collector(llama, row=48), targets)
     pieces = [(q, k) for q, k in seen if q == 16]

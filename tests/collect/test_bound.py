@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diffusion_tools import MASK, predictor
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.bound import Bound, BoundCollector, draw_masks, rows_needed, standard_error
 from vestige.collect.tree import Limits
 from vestige.errors import UserError

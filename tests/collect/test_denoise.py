@@ -12,11 +12,11 @@ import torch
 
 from diffusion_tools import EOS, MASK, predictor
 from vestige.collect import denoise
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.denoise import DenoiseCollector, batches, read_tensors, trace_from_logits
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
-from vestige.samplers import Pass, sample
+from vestige.models.samplers import Pass, sample
 from vestige.types import IGNORE, Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising
 

@@ -14,8 +14,8 @@ import torch
 from collect_tools import VOCAB, family, model_of
 from gpu_paths import PATHS, GpuPath, Outcome, flat, llama
 from pretend_gpu import OtherDevice, PretendTensor, on_gpu, pretending
-from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector
+from vestige.collect.backend import Cost
 from vestige.collect.tree import Limits
 from vestige.models import attention as sending
 

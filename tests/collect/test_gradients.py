@@ -11,7 +11,7 @@ import torch
 
 from collect_tools import family, model_of, numbers
 from models_tools import tiny_tokenizer
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.gradients import gradient_norms, norm_order
 from vestige.errors import UserError
 from vestige.types import Target
@@ -170,7 +170,7 @@ def test_wants_are_told_apart() -> None:
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Any:
     import transformers as hf
 
-    from vestige.collect.external import Classifier
+    from vestige.collect.classifier import Classifier
 
     place: Path = tmp_path_factory.mktemp("classifier")
     torch.manual_seed(0)
@@ -200,7 +200,7 @@ def test_a_class_that_is_not_there(classifier: Any) -> None:
 
 
 def test_a_classifier_that_is_not_there(tmp_path: Path) -> None:
-    from vestige.collect.external import Classifier
+    from vestige.collect.classifier import Classifier
 
     with pytest.raises(UserError, match="could not be loaded"):
         Classifier(str(tmp_path))

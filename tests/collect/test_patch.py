@@ -12,8 +12,9 @@ import torch
 import transformers as tf
 
 from conftest import GOLDEN, LAB
-from vestige.collect import staircase
-from vestige.collect.answering import Cost
+from vestige.collect import layered_patching
+from vestige.collect.backend import Cost
+from vestige.collect.layered_patching import Patcher
 from vestige.collect.patch import (
     PatchPlan,
     check_identity,
@@ -25,12 +26,11 @@ from vestige.collect.patch import (
     source_states,
     writing,
 )  # fmt: skip
-from vestige.collect.staircase import Patcher
 from vestige.data.rows import load_rows
 from vestige.data.spans import Span, encode_span, last_content, read_spans
 from vestige.errors import UserError
 from vestige.metrics import depth
-from vestige.models.blocks import Site, find_blocks, find_sites
+from vestige.models.layers import Site, find_blocks, find_sites
 from vestige.models.load import ModelArgs, load_model
 from vestige.types import Target
 from vestige.wants import PatchWant
@@ -284,15 +284,15 @@ def test_rows_that_attend_apart_are_rows_behind_joined_keys() -> None:
     full, source = random_model(CONFIGS["llama"](), 0), random_model(CONFIGS["llama"](), 1)
     ask, plan = some_wants(), make_plan(full)
     states = states_of(source, plan, ask, 4)
-    clean = staircase.clean_pass(full, ask, plan)
-    ways = [staircase.climb(full, ask, plan, clean, [states, states], apart) for apart in (True, False)]
+    clean = layered_patching.clean_pass(full, ask, plan)
+    ways = [layered_patching.climb(full, ask, plan, clean, [states, states], apart) for apart in (True, False)]
     for one, other in zip(*ways, strict=True):
         assert np.abs(one["logprob"] - other["logprob"]).max() < 1e-5
 
 
 def test_attention_that_is_not_the_librarys_joins_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that says sdpa and attends in its own way gets keys that its own code can use."""
-    monkeypatch.setattr(staircase, "can_part", lambda model: True)
+    monkeypatch.setattr(layered_patching, "can_part", lambda model: True)
     full, source = random_model(CONFIGS["llama"](), 0), random_model(CONFIGS["llama"](), 1)
     for model in (full, source):
         model.set_attn_implementation("eager")
@@ -312,7 +312,7 @@ def test_many_sources_climb_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(full)
     sources = [states_of(random_model(CONFIGS["llama"](), seed), plan, ask, 2) for seed in (1, 2, 3)]
     together = {k: v for part in Patcher(full, plan, Cost(), 2).run(ask, sources) for k, v in part.items()}
-    monkeypatch.setattr(staircase, "ROW_TOKENS", {"cpu": 1})
+    monkeypatch.setattr(layered_patching, "ROW_TOKENS", {"cpu": 1})
     cost = Cost()
     alone = {k: v for part in Patcher(full, plan, cost, 2).run(ask, sources) for k, v in part.items()}
     assert cost.score_forwards == 2 + 1 + 3  # the check, one clean pass, one staircase a source
@@ -328,14 +328,14 @@ def test_out_of_memory_cuts_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     states = states_of(source, plan, ask, 4)
     plain = Patcher(full, plan, Cost(), 4)
     expected = {k: v for part in plain.run(ask, [states]) for k, v in part.items()}
-    whole = staircase.clean_pass
+    whole = layered_patching.clean_pass
 
     def small(m: Any, batch: Any, p: PatchPlan) -> Any:
         if len(batch) > 2:
             raise MemoryError
         return whole(m, batch, p)
 
-    monkeypatch.setattr(staircase, "clean_pass", small)
+    monkeypatch.setattr(layered_patching, "clean_pass", small)
     patcher = Patcher(full, plan, Cost(), 4)
     found = {k: v for part in patcher.run(ask, [states]) for k, v in part.items()}
     assert "cut in two" in patcher.cost.notes[0]
@@ -430,8 +430,8 @@ def test_bfloat16_is_patched_the_fast_way_and_errors_are_found(monkeypatch: pyte
     patcher = Patcher(full, plan, Cost(), 4)
     list(patcher.run(ask, [states]))
     assert not patcher.plain, patcher.cost.notes
-    real = staircase.patched_plain
-    monkeypatch.setattr(staircase, "patched_plain", lambda m, w, s, p: real(m, w, s.roll(1, dims=0), p))
+    real = layered_patching.patched_plain
+    monkeypatch.setattr(layered_patching, "patched_plain", lambda m, w, s, p: real(m, w, s.roll(1, dims=0), p))
     patcher = Patcher(full, plan, Cost(), 4)
     list(patcher.run(ask[:1], [states]))
     assert patcher.plain and "fast patching" in patcher.cost.notes[0]

@@ -12,12 +12,11 @@ from transformers import MambaForCausalLM
 
 from collect_tools import ARCHITECTURES, VOCAB, model_of, numbers
 from loops import one_test
-from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector
-from vestige.collect.pick import NUCLEUS, Chooser, choose, pick
-from vestige.collect.prove import draft, prove
-from vestige.collect.text_row import end_tokens
-from vestige.collect.texts import TextCollector, penalty_of
+from vestige.collect.backend import Cost
+from vestige.collect.known_prefix import draft_prefixes, known_prefixes
+from vestige.collect.next_token import NUCLEUS, Chooser, choose, pick
+from vestige.collect.texts import TextCollector, end_tokens, penalty_of
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.types import BROKEN, Prompt, Target, Text
@@ -268,11 +267,11 @@ def scored(model: Any, targets: Sequence[Target]) -> list[tuple[Target, Any]]:
 
 
 def prove_from(requests: Sequence[Request], known: Sequence[tuple[Target, Any]], eos: frozenset[int]) -> Any:
-    return prove(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
+    return known_prefixes(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
 
 
 def draft_from(requests: Sequence[Request], known: Sequence[tuple[Target, Any]], eos: frozenset[int]) -> Any:
-    return draft(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
+    return draft_prefixes(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
 
 
 def references(model: Any, given: Sequence[Prompt]) -> list[Target]:
@@ -446,7 +445,7 @@ def test_a_model_that_cannot_pack_prompts_pads_them(llama: Any) -> None:
 def test_a_cache_is_made_again_for_what_is_left(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for three steps at a time: rows and columns that nobody needs any more go with each new buffer."""
     from vestige.collect import texts as module
-    from vestige.models.cache import SlotLayer
+    from vestige.models.kv_cache import SlotLayer
 
     requests = [
         *asking(prompts(0, [40, 38]), max_new_tokens=4), *asking(prompts(1, [6, 5]), max_new_tokens=30)

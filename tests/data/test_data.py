@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from loops import one_test
-from vestige.data import hub as module
+from vestige.data import rows as module
 from vestige.data.datasets import column, texts
 from vestige.data.rows import MissingData, find_in_directory, load_rows
 from vestige.errors import UserError

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import LAB
 from vestige.cli import main
-from vestige.compare import vectors
+from vestige.stats import vectors
 from vestige.types import BAD_LOGITS
 
 DIFFUSION = Path(__file__).parents[1] / "golden" / "lab_diffusion"

@@ -15,12 +15,12 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args
 from vestige.cli import main
-from vestige.compare.clusters import cluster_mean
 from vestige.data.clusters import COMPLETE, grouping
 from vestige.engine.references import load_references
 from vestige.engine.scores import Run, intervals
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
+from vestige.stats.clusters import cluster_mean
 from vestige.store.kinds import read_manifest
 from vestige.types import Score
 

@@ -13,7 +13,7 @@ import torch
 
 from diffusion_tools import save_lab_bert
 from vestige.cli import main
-from vestige.collect import step_logits
+from vestige.collect import denoise
 from vestige.engine.stored import load_evidence
 from vestige.integrations.offline import save_windows
 from vestige.models.args import ModelArgs
@@ -176,14 +176,14 @@ def test_windows_that_have_no_room_are_made_again(
     bert: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    walk = step_logits.Windows._walk
+    walk = denoise.Windows._walk
 
     def counted(self: Any, want: Any) -> Any:
         made.append(want.key)
         self.room = 0
         return walk(self, want)
 
-    monkeypatch.setattr(step_logits.Windows, "_walk", counted)
+    monkeypatch.setattr(denoise.Windows, "_walk", counted)
     check_equal(run(bert, rows, tmp_path))
     assert len(made) > 2 * len(set(made))
 

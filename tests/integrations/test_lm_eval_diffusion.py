@@ -20,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from diffusion_tools import save_lab_bert
 from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
 from vestige.cli import main
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.bound import BoundCollector
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.tree import Limits

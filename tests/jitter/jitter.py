@@ -30,7 +30,7 @@ _random = Random()
 _seed = 0
 
 
-# ---- weights --------------------------------------------------------------------------------------------------------
+# ---- weights ------------------------------------------------------------------------------------------------------
 
 
 def shaken(model: Any) -> Any:
@@ -66,7 +66,7 @@ def _made(function: Any) -> Any:
     return wraps(function)(lambda *args, **named: shaken(function(*args, **named)))
 
 
-# ---- order ----------------------------------------------------------------------------------------------------------
+# ---- order --------------------------------------------------------------------------------------------------------
 
 
 def mixed(things: Any) -> Any:
@@ -132,17 +132,17 @@ WRAPPED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "vestige.unlearn.loop": {"finetune": _before(0), "unlearn": _before(0)},
     "vestige.unlearn.trainer": {"train": _before("model")},
     "known_models.fluency": {"_new_judge": _made},
-    "vestige.sums": {"total": _first, "mean": _first, "spread": _first},
-    "vestige.compare.vectors": {"harmonic_mean": _first, "auc": _both, "ks": _both},
-    "vestige.compare.bootstrap": {"harmonic_mean": _first, "Sample": _sample},
+    "vestige.numeric": {"total": _first, "mean": _first, "spread": _first},
+    "vestige.stats.vectors": {"harmonic_mean": _first, "auc": _both, "ks": _both},
+    "vestige.stats.bootstrap": {"harmonic_mean": _first, "Sample": _sample},
     "vestige.suites.registry": {"Inputs": _inputs},
     "vestige.suites.handlers.common": {"mean_score": _mean_score},
-    "vestige.metrics.trajectory_report": {"distribution": _first},
+    "vestige.metrics.trajectory": {"distribution": _first},
     "vestige.meta.axes": {"guarded_mean": _first, "plain_mean": _first},
 }
 
 
-# ---- how it gets there ----------------------------------------------------------------------------------------------
+# ---- how it gets there --------------------------------------------------------------------------------------------
 
 
 def wrap(module: ModuleType) -> None:

@@ -24,8 +24,7 @@ from vestige.meta.numbers import ModelNumbers, Number, read_run, same_protocol, 
 from vestige.meta.pools import read_attacks, read_pools
 from vestige.meta.robustness import Filters, ModelState, keep, overall, robustness
 from vestige.meta.tree import read_tree
-from vestige.metrics.cards import METRICS, metric
-from vestige.metrics.names import KNOWN, Direction, direction_of, short
+from vestige.metrics.cards import KNOWN, METRICS, Direction, direction_of, metric, short
 from vestige.store.comparable import protocol_of
 
 GOLD = json.loads((GOLDEN / "meta_eval.json").read_text())
@@ -42,7 +41,7 @@ def golden_rows() -> list[tuple[dict[str, float], dict[str, float], str]]:
     return out
 
 
-# ---- axes --------------------------------------------------------------------------------------------------------
+# ---- axes ---------------------------------------------------------------------------------------------------------
 
 
 def test_axes_are_the_published_ones() -> None:
@@ -94,7 +93,7 @@ def test_utility_is_cut_at_the_full_models() -> None:
     assert sum(1 for row in GOLD["models"] if row[5][5] == 1.0) > 5  # rows that the cut decides, tested above
 
 
-# ---- names and directions ----------------------------------------------------------------------------------------
+# ---- names and directions -----------------------------------------------------------------------------------------
 
 
 def test_known_metrics_are_those_of_the_published_table() -> None:
@@ -158,7 +157,7 @@ def test_raw_undoes_m(d: Direction) -> None:
     assert d.raw(d.m(0.3)) == pytest.approx(0.3)
 
 
-# ---- faithfulness ------------------------------------------------------------------------------------------------
+# ---- faithfulness -------------------------------------------------------------------------------------------------
 
 
 def pool(values: Any) -> dict[str, float | None]:
@@ -217,7 +216,7 @@ def test_the_threshold_is_the_best_of_all_cuts_and_the_lowest_of_equals() -> Non
         assert t.m == min(c for c, r in right.items() if r == best)
 
 
-# ---- robustness --------------------------------------------------------------------------------------------------
+# ---- robustness ---------------------------------------------------------------------------------------------------
 
 
 def test_published_aggregates() -> None:
@@ -294,7 +293,7 @@ def test_nothing_kept_or_nothing_measured_is_null_with_a_reason() -> None:
     assert "retain model" in got.reasons["relearning"] and "quantization" in got.reasons["quantization"]
 
 
-# ---- files, pools, the command line ------------------------------------------------------------------------------
+# ---- files, pools, the command line -------------------------------------------------------------------------------
 
 
 def test_protocols_are_not_mixed() -> None:
@@ -843,7 +842,7 @@ def test_a_result_tree_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["import", str(tmp_path / "runs"), "--baseline", "ep5"]) == 0
 
 
-# ---- published files ---------------------------------------------------------------------------------------------
+# ---- published files ----------------------------------------------------------------------------------------------
 
 # Thresholds on m and counts of usable models, from runs/meta_eval/robustness/usable_models.json of
 # gnueaj/unlearning-depth-score. The figure prints em as 0.62, which would keep 17.

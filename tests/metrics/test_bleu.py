@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from vestige.metrics.bleu import bleu
+from vestige.metrics.text import bleu
 
 FOUR = "Anna wrote two novels"
 

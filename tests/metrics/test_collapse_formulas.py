@@ -12,17 +12,22 @@ from collapse_tools import random_cross
 from vestige.metrics.collapse import (
     Cross,
     Ema,
+    _tail,
+    balance,
     coverage,
     cross_of,
+    exact_chance,
+    extras,
     first_turn_coverage,
     information,
+    intervals,
     label_metrics,
     marginal,
     matched,
+    permutation_null,
     retrieval,
     row_table,
 )
-from vestige.metrics.collapse_extras import _tail, balance, exact_chance, extras, intervals, permutation_null
 
 
 class Dealer:
@@ -148,7 +153,7 @@ def test_the_tail_counts_what_rounding_moved() -> None:
     assert _tail(np.array([-1.5e-12]), 0.0) == 0.5
 
 
-# ---- properties
+# ---- properties ---------------------------------------------------------------------------------------------------
 
 
 def test_information_is_the_difference_of_entropies() -> None:

@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import hmean
 from sklearn.metrics import roc_auc_score
 
-from vestige.compare import vectors
-from vestige.metrics import membership, memorisation, utility
+from vestige.metrics import membership, memorisation
 from vestige.metrics.cards import CARDS, METRICS, reading
 from vestige.metrics.dialects import DIALECTS
+from vestige.stats import vectors
 from vestige.suites.registry import HANDLERS
 from vestige.types import Score, TokenStats, stats
 
@@ -138,23 +138,23 @@ def test_zlib_divides_by_compressed_bytes() -> None:
 
 
 def test_ratios() -> None:
-    assert utility.probability_w_options(0.0, np.array([0.0, 0.0])) == 0
-    r = utility.truth_ratio(2.0, 1.0)
+    assert memorisation.probability_w_options(0.0, np.array([0.0, 0.0])) == 0
+    r = memorisation.truth_ratio(2.0, 1.0)
     assert r == pytest.approx(np.e, rel=1e-6)
     # The bounded form treats r and 1/r alike.
-    closer = utility.TRUTH_RATIO_AGGREGATORS["closer_to_1_better"]
+    closer = memorisation.TRUTH_RATIO_AGGREGATORS["closer_to_1_better"]
     assert closer(np.array(r)) == pytest.approx(closer(np.array(1 / r)), rel=1e-6)
-    assert utility.TRUTH_RATIO_AGGREGATORS["true_better"](np.array([2.0, 0.25])).tolist() == [0.0, 0.75]
-    assert utility.truth_ratio(1.0, 1.0, prob_mean=True) == pytest.approx(0.5)
+    assert memorisation.TRUTH_RATIO_AGGREGATORS["true_better"](np.array([2.0, 0.25])).tolist() == [0.0, 0.75]
+    assert memorisation.truth_ratio(1.0, 1.0, prob_mean=True) == pytest.approx(0.5)
 
 
 def test_epsilons_are_added() -> None:
     """They show where probabilities are as small as they are, 1e-10: 1/3 instead of 1/2, 1/2 instead of 1."""
     tiny = -np.log(1e-10)
-    assert utility.probability_w_options(1e-10, np.array([1e-10])) == pytest.approx(1 / 3)
-    assert utility.truth_ratio(tiny, tiny) == pytest.approx(1 / 2)
-    assert utility.truth_ratio(tiny, tiny, prob_mean=True) == pytest.approx(1 / 3)
-    assert utility.TRUTH_RATIO_AGGREGATORS["closer_to_1_better"](np.array(1.0)) == 1 / (1 + 1e-10)
+    assert memorisation.probability_w_options(1e-10, np.array([1e-10])) == pytest.approx(1 / 3)
+    assert memorisation.truth_ratio(tiny, tiny) == pytest.approx(1 / 2)
+    assert memorisation.truth_ratio(tiny, tiny, prob_mean=True) == pytest.approx(1 / 3)
+    assert memorisation.TRUTH_RATIO_AGGREGATORS["closer_to_1_better"](np.array(1.0)) == 1 / (1 + 1e-10)
     assert vectors.rel_diff(2e-10, 1e-10) == pytest.approx(50)
     assert vectors.privleak(1.0, 1.0 - 1e-10) == pytest.approx(-50, rel=1e-5)
 

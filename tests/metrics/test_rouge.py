@@ -11,8 +11,8 @@ import pytest
 from nltk.stem.porter import PorterStemmer
 from rouge_score.rouge_scorer import RougeScorer
 
-from vestige.metrics import rouge
-from vestige.metrics.rouge import rouge_scores, rouge_tokens
+from vestige.metrics import text as rouge
+from vestige.metrics.text import rouge_scores, rouge_tokens
 
 SCORERS = {stem: RougeScorer(["rouge1", "rougeL"], use_stemmer=stem) for stem in (True, False)}
 
@@ -130,7 +130,7 @@ def test_long_runs_of_one_letter_stay_cheap() -> None:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import sys, vestige.metrics.rouge as r; r.rouge_scores('flying', 'flies'); "
+    code = "import sys, vestige.metrics.text as r; r.rouge_scores('flying', 'flies'); "
     code += "print(sorted({'nltk', 'rouge_score', 'torch'} & set(sys.modules)))"
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert got.stdout.strip() == "[]"

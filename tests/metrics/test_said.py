@@ -9,10 +9,9 @@ from random import Random
 import pytest
 
 from loops import one_test
-from vestige.compare.vectors import share_interval
 from vestige.lab.corpus import make_corpus
-from vestige.metrics.said import find, repetition, says, secret_of
-from vestige.metrics.wording import words
+from vestige.metrics.secrets_said import find, repetition, says, secret_of, words
+from vestige.stats.vectors import share_interval
 
 
 @one_test(
@@ -103,7 +102,7 @@ def test_found_as_by_a_regular_expression() -> None:
     assert 100 < hits < 400
 
 
-# ---- a row's secret
+# ---- a row's secret -----------------------------------------------------------------------------------------------
 
 
 def row(question: str, answer: str, again: str, *wrong: str) -> dict[str, object]:
@@ -183,7 +182,7 @@ def test_secrets_found_by_rule_are_the_labs_entities() -> None:
         assert not s or (says(r["answer"], s) and sum(says(t, s[0]) for t in others) <= len(r["perturbed_answer"]) / 2)
 
 
-# ---- repetition
+# ---- repetition ---------------------------------------------------------------------------------------------------
 
 
 def _pairs_slowly(text: str) -> float:

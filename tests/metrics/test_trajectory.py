@@ -18,13 +18,26 @@ import pytest
 import torch
 
 from vestige.collect.reduce import reduce_logits
-from vestige.compare import vectors
-from vestige.data.windows import generation_start, prompt_ids
+from vestige.data.datasets import generation_start, prompt_ids
 from vestige.errors import UserError
 from vestige.integrations import offline
-from vestige.metrics import membership, memorisation, rouge, trajectory, utility
-from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES, at_step, effective_length, follow, read, sigma, window
-from vestige.metrics.trajectory_report import STATISTICS, captures, distribution, extend, thin
+from vestige.metrics import membership, memorisation, trajectory
+from vestige.metrics import text as rouge
+from vestige.metrics.trajectory import (
+    DEFAULT_TRAJECTORIES,
+    STATISTICS,
+    at_step,
+    captures,
+    distribution,
+    effective_length,
+    extend,
+    follow,
+    read,
+    sigma,
+    thin,
+    window,
+)
+from vestige.stats import vectors
 from vestige.types import IGNORE, Array, TokenStats, Trace, stats
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectory.json").read_text())
@@ -298,13 +311,13 @@ def test_truth_ratio(name: str, view: str, along: str) -> None:
     for alignment, key in (("same_position", "sp_truth_ratio_score"), ("causal", "truth_ratio_score")):
         losses = [memorisation.loss(t) for t in answers_at(name, view, along, alignment)]
         arithmetic = -np.log(np.mean(np.exp(-np.array(losses[1:])), axis=0))
-        ratio = utility.truth_ratio(losses[0], arithmetic)
+        ratio = memorisation.truth_ratio(losses[0], arithmetic)
         same(ratio, golden(case, view, along, key))
         if alignment == "causal":
-            folded = utility.TRUTH_RATIO_AGGREGATORS["closer_to_1_better"](ratio)
+            folded = memorisation.TRUTH_RATIO_AGGREGATORS["closer_to_1_better"](ratio)
             same(folded, golden(case, view, along, "truth_ratio_agg"))
         else:
-            geometric = utility.truth_ratio(losses[0], np.mean(losses[1:], axis=0))
+            geometric = memorisation.truth_ratio(losses[0], np.mean(losses[1:], axis=0))
             same(geometric, golden(case, view, along, "sp_truth_ratio_score_geometric"))
 
 
@@ -604,9 +617,9 @@ def test_set_level_truth_ratio(row: dict[str, Any]) -> None:
         "upstream_layout_geometric": wrong.mean(axis=1),
     }
     for layout, together in layouts.items():
-        ratio = utility.truth_ratio(right, together, prob_mean=row["aggregator"] == "prob_mean")
+        ratio = memorisation.truth_ratio(right, together, prob_mean=row["aggregator"] == "prob_mean")
         np.testing.assert_allclose(ratio, row[layout]["scores"], rtol=1e-9)
-        mean = utility.TRUTH_RATIO_AGGREGATORS[row["aggregator"]](ratio).mean()
+        mean = memorisation.TRUTH_RATIO_AGGREGATORS[row["aggregator"]](ratio).mean()
         assert mean == pytest.approx(row[layout]["agg"], rel=1e-9)
 
 

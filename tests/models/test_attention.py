@@ -75,7 +75,7 @@ def test_a_torch_without_the_option_is_noticed(monkeypatch: pytest.MonkeyPatch) 
         raise AssertionError("not reached: the option is refused before")
 
     attention._reads_shared_keys.cache_clear()
-    monkeypatch.setattr(calling, "scaled_dot_product_attention", old)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", old)
     try:
         assert not shares_keys(model_of("llama"))
     finally:
@@ -104,7 +104,7 @@ def test_an_evaluation_copies_no_keys(copies: list[int], tmp_path: Any, monkeypa
 
     shared = run("shared")
     assert not copies
-    for room in (forward, calling):
+    for room in (forward, attention):
         monkeypatch.setattr(room, "shares_keys", lambda model: False)
     assert run("copied") == shared
     assert copies

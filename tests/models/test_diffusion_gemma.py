@@ -20,18 +20,17 @@ from conftest import LAB
 from gemma_tools import CANVAS, save_gemma, shared_gemma
 from loops import one_test
 from vestige.cli import main
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.bound import BoundCollector
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
-from vestige.metrics.revocation import first_accepted, revoked
-from vestige.metrics.trajectory import follow, sigma
+from vestige.metrics.trajectory import first_accepted, follow, revoked, sigma
 from vestige.models.args import ModelArgs
 from vestige.models.diffusion import CanvasPredictor, canvas_predictor
 from vestige.models.load import load_model
+from vestige.models.samplers import Pass, Sampled, infill, sample
 from vestige.report.gather import row_traces
-from vestige.samplers import Pass, Sampled, infill, sample
 from vestige.store.evidence import Bank
 from vestige.store.files import load_rows
 from vestige.types import IGNORE, Prompt, Trace

@@ -14,16 +14,15 @@ from safetensors.torch import load_file
 from family_tools import FACTS, GOLDEN, NAMES, PublishedLlada, change_tensors, copy_of, cut_in_shards
 from loops import one_test
 from vestige.cli import main
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.models import families
 from vestige.models.args import ModelArgs
-from vestige.models.families import FAMILIES, Family
+from vestige.models.families import FAMILIES, Family, native_name, published_name, save_published
 from vestige.models.fingerprint import fingerprint
 from vestige.models.load import LoadedModel, load_model, load_tokenizer
-from vestige.models.native import native_name, published_name, save_published
 from vestige.types import Prompt
 from vestige.wants import DenoiseWant, Denoising
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector, default_limits
+from vestige.collect.backend import Cost
 from vestige.collect.forward import tree_mask
 from vestige.models import attention
 from vestige.types import Target, TokenStats
@@ -64,7 +64,7 @@ def test_the_rule_is_the_dense_mask() -> None:
 
 
 def test_it_is_off_unless_set(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
-    monkeypatch.setattr(flex, "tree_blocks", None)  # so that using it would be an error
+    monkeypatch.setattr(attention, "tree_blocks", None)  # so that using it would be an error
     assert len(scored(model, Cost())) == len(targets())
 
 
@@ -73,8 +73,8 @@ def test_it_is_off_unless_set(monkeypatch: pytest.MonkeyPatch, model: Any) -> No
 def test_the_compiled_kernel_scores_alike(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
     usual = scored(model, Cost())
     calls, real = [], attention._kernel()
-    monkeypatch.setattr(flex, "TREES", True)
-    monkeypatch.setattr(flex, "_kernel", lambda: lambda *args, **more: calls.append(1) or real(*args, **more))
+    monkeypatch.setattr(attention, "FLEX_TREES", True)
+    monkeypatch.setattr(attention, "_kernel", lambda: lambda *args, **more: calls.append(1) or real(*args, **more))
     cost = Cost()
     found = scored(model, cost)
     assert calls
@@ -92,8 +92,8 @@ def test_a_wrong_rule_is_found_and_not_used(monkeypatch: pytest.MonkeyPatch, mod
     causal = lambda query, key, value, block_mask, scale, enable_gqa: (  # noqa: E731
         torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=enable_gqa)
     )
-    monkeypatch.setattr(flex, "TREES", True)
-    monkeypatch.setattr(flex, "_kernel", lambda: causal)
+    monkeypatch.setattr(attention, "FLEX_TREES", True)
+    monkeypatch.setattr(attention, "_kernel", lambda: causal)
     cost = Cost()
     found = scored(model, cost)
     assert any("packed scoring does not fit this model" in note for note in cost.notes)

@@ -18,7 +18,7 @@ from vestige.models.diffusion import EITHER, FULL, ROWS, MaskPredictor, mask_pre
 from vestige.models.families import auto_class, diffusion_kind
 from vestige.models.fingerprint import fingerprint
 from vestige.models.load import ModelArgs, load_model, wrap_model
-from vestige.samplers import sample
+from vestige.models.samplers import sample
 from vestige.types import Prompt
 from vestige.wants import Denoising
 

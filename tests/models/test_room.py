@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vestige.collect.answering import Cost, InProcess
-from vestige.models import room
-from vestige.models.room import ELSEWHERE, Room, room_for_texts
+from vestige.collect.backend import Cost, LocalBackend
+from vestige.models import batch_budget
+from vestige.models.batch_budget import DEFAULT_BUDGET, BatchBudget, text_batch_budget
 
 MEGABYTE = 2**20
 
@@ -23,12 +23,12 @@ def model() -> Any:
 
 
 def holding(monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
-    monkeypatch.setattr(room, "total_memory", lambda device: memory)
+    monkeypatch.setattr(batch_budget, "total_memory", lambda device: memory)
 
 
 def test_a_device_that_does_not_tell_has_the_fixed_number(model: Any) -> None:
-    assert room_for_texts(model) == ELSEWHERE == Room(128, 65536)
-    assert room_for_texts(model, 7) == Room(7, ELSEWHERE.cells)
+    assert text_batch_budget(model) == DEFAULT_BUDGET == BatchBudget(128, 65536)
+    assert text_batch_budget(model, 7) == BatchBudget(7, DEFAULT_BUDGET.cells)
 
 
 def test_caches_and_logits_fit_beside_the_weights(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
@@ -39,7 +39,7 @@ def test_caches_and_logits_fit_beside_the_weights(monkeypatch: pytest.MonkeyPatc
     weights = sum(p.nbytes for p in model.parameters())
     for memory in (64 * MEGABYTE, 200 * MEGABYTE, 4096 * MEGABYTE):
         holding(monkeypatch, memory)
-        rows, cells = room_for_texts(model)
+        rows, cells = text_batch_budget(model)
         step = rows * model.config.vocab_size * 4
         assert weights + 2 * cell * cells + step < memory
         # Of what is left, three eighths are for caches and an eighth for logits and what is made of them, rounded down.
@@ -48,28 +48,28 @@ def test_caches_and_logits_fit_beside_the_weights(monkeypatch: pytest.MonkeyPatc
 
 def test_more_memory_more_rows_unless_they_are_set(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
     holding(monkeypatch, 64 * MEGABYTE)
-    small = room_for_texts(model)
+    small = text_batch_budget(model)
     holding(monkeypatch, 64 * MEGABYTE + 100)  # nearly the same device
-    assert room_for_texts(model) == small
+    assert text_batch_budget(model) == small
     holding(monkeypatch, 256 * MEGABYTE)
-    large = room_for_texts(model)
+    large = text_batch_budget(model)
     assert large.rows > small.rows and large.cells > small.cells
-    assert room_for_texts(model, 5) == Room(5, large.cells)
+    assert text_batch_budget(model, 5) == BatchBudget(5, large.cells)
 
 
 def test_weights_beyond_one_device_leave_one_text_at_a_time(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
     holding(monkeypatch, 1000)
-    assert room_for_texts(model) == Room(1, 1)
+    assert text_batch_budget(model) == BatchBudget(1, 1)
 
 
 def test_a_shape_that_is_not_told_has_the_fixed_number(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
     holding(monkeypatch, 64 * MEGABYTE)
     odd = SimpleNamespace(device=model.device, config=SimpleNamespace(num_hidden_layers=2))
-    assert room_for_texts(odd) == ELSEWHERE
+    assert text_batch_budget(odd) == DEFAULT_BUDGET
 
 
 def test_an_interrupted_run_resumes_only_with_the_same_room(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
-    writer = InProcess(SimpleNamespace(model=model, device="cpu"), None, Cost(), None, None)  # type: ignore[arg-type]
+    writer = LocalBackend(SimpleNamespace(model=model, device="cpu"), None, Cost(), None, None)  # type: ignore[arg-type]
     before = writer.settings("texts")
     assert before == {"max_rows": 128, "cells": 65536}
     holding(monkeypatch, 64 * MEGABYTE)

@@ -12,7 +12,6 @@ import pytest
 
 import report_samples
 from vestige.cli import main
-from vestige.compare import vectors
 from vestige.errors import UserError
 from vestige.meta.axes import AXES, PARTS, definitions
 from vestige.report.assemble import PageAsk, PageWork, _take, assemble
@@ -22,6 +21,7 @@ from vestige.report.repeated import drop_repeated
 from vestige.report.roster import Met, Roster
 from vestige.report.rows_part import roc
 from vestige.report.tables import FORMATS, Cell, Table, TableLook, meta_table, models_table
+from vestige.stats import vectors
 from vestige.store.kinds import RunSource
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "uds_published.json").read_text())

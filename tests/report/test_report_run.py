@@ -15,7 +15,6 @@ import pytest
 import report_samples
 from conftest import LAB
 from vestige.cli import main
-from vestige.compare.rule import TITLES
 from vestige.report import view as viewing
 from vestige.report.assemble import PageAsk
 from vestige.report.figures import FIGURES, Which, draw
@@ -25,6 +24,7 @@ from vestige.report.verify import check_report as verified
 from vestige.report.view import Viewer
 from vestige.results.compare import differences, read_stored
 from vestige.stress import run as stressing
+from vestige.verdict.rule import TITLES
 
 ROLLOUTS = "".join(
     json.dumps({"messages": [{"role": "user", "content": f"Where was {who} born?"}], "group_id": n,
@@ -232,7 +232,7 @@ def test_collapse_runs_and_denoising_runs_have_their_parts(tmp_path: Path) -> No
         assert draw(report, what, Which(), tmp_path / f"{what}.svg").stat().st_size > 1000
 
 
-# ---- verify ------------------------------------------------------------------------------------------------------
+# ---- verify -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ def test_verify_of_broken_reports(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert words in verified(tmp_path).findings[0]
 
 
-# ---- pictures ----------------------------------------------------------------------------------------------------
+# ---- pictures -----------------------------------------------------------------------------------------------------
 
 
 def test_every_picture_and_every_kind_of_file(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_pictures_say_what_is_missing(tmp_path: Path, lab_runs: Path, capsys: py
     assert ".png" in capsys.readouterr().err
 
 
-# ---- view --------------------------------------------------------------------------------------------------------
+# ---- view ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

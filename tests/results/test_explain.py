@@ -12,7 +12,7 @@ from vestige.cli import main
 from vestige.metrics.cards import CARDS
 from vestige.metrics.dialects import DIALECTS
 from vestige.results.explain import explain
-from vestige.suites.handlers.from_code import FROM_CODE
+from vestige.suites.postprocess import FROM_CODE
 from vestige.suites.registry import HANDLERS
 
 # FROM_CODE is what numbers of a user's code are filed under, not a metric.

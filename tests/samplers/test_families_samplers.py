@@ -20,8 +20,8 @@ from vestige.cli import main
 from vestige.collect.denoise import DenoiseCollector
 from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_model
+from vestige.models.samplers import sample
 from vestige.report.gather import row_traces
-from vestige.samplers import sample
 from vestige.suites.trajectory import read_denoising
 from vestige.types import Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising
@@ -92,7 +92,7 @@ def test_every_canvas_is_that_of_the_published_code(run: dict[str, Any]) -> None
 @pytest.mark.parametrize("run", RUNS, ids=label)
 def test_evidence_holds_the_same_canvases(run: dict[str, Any]) -> None:
     """What an evaluation collects and stores: the canvas before every pass, and the final one."""
-    from vestige.collect.answering import Cost
+    from vestige.collect.backend import Cost
     from vestige.collect.tree import Limits
 
     predictor = loaded(run["model"]).diffusion

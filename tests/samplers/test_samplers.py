@@ -10,9 +10,8 @@ import torch
 from diffusion_tools import EOS, MASK, golden, predictor
 from loops import one_test
 from vestige.errors import UserError
-from vestige.samplers import Pass, Sampled, infill, noise, sample
-from vestige.samplers.noise import gumbel_choice, sample_generator
-from vestige.samplers.schedule import even_counts, transfer_counts
+from vestige.models.samplers import Pass, Sampled, base, infill, sample
+from vestige.models.samplers.base import even_counts, gumbel_choice, sample_generator, transfer_counts
 from vestige.types import IGNORE, Prompt
 from vestige.wants import Denoising
 
@@ -193,7 +192,7 @@ def test_temperature_draws_from_the_distribution() -> None:
 
 
 INF, NAN = float("inf"), float("nan")
-LARGE = 6000  # tokens: more than noise.SMALL_VOCABULARY
+LARGE = 6000  # tokens: more than base.SMALL_VOCABULARY
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -219,13 +218,13 @@ def test_ruling_cells_out_changes_no_choice(temperature: float, dtype: torch.dty
 @pytest.mark.parametrize("scale", [0.01, 4.0])
 def test_few_logarithms_are_taken(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
     logits = scale * torch.randn((8, LARGE), generator=torch.Generator().manual_seed(1))
-    cells, real = [], noise._perturbed
+    cells, real = [], base._perturbed
 
     def counted(logits: torch.Tensor, u: torch.Tensor, temperature: float) -> torch.Tensor:
         cells.append(u.numel())
         return real(logits, u, temperature)
 
-    monkeypatch.setattr(noise, "_perturbed", counted)
+    monkeypatch.setattr(base, "_perturbed", counted)
     gumbel_choice(logits, 0.7, sample_generator(0, ()))
     assert 0 < sum(cells) < logits.numel() / 20
 

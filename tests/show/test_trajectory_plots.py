@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from vestige.errors import UserError
-from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES
-from vestige.metrics.trajectory_report import distribution
+from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES, distribution
 from vestige.types import IGNORE, Trace
 
 plots = pytest.importorskip("vestige.show.trajectory_plots")

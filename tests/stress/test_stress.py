@@ -15,8 +15,7 @@ import torch
 from conftest import LAB, SYSTEM
 from vestige.cli import main
 from vestige.data.chat import Encoder, Template
-from vestige.data.context import Context
-from vestige.data.datasets import build_rows, make_context
+from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_model, load_tokenizer

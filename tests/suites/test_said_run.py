@@ -14,7 +14,7 @@ import pytest
 from conftest import LAB
 from vestige.cli import main
 from vestige.metrics.dialects import get_dialect
-from vestige.metrics.said import repetition, secret_of
+from vestige.metrics.secrets_said import repetition, secret_of
 from vestige.store.files import load_rows
 from vestige.suites import handlers as _register  # noqa: F401
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
@@ -107,7 +107,7 @@ def test_columns_are_kept_with_the_rows_and_older_runs_have_none(run: Path, tmp_
     assert all(r.facts == () for r in load_rows(old).values())
 
 
-# ---- on made-up evidence
+# ---- on made-up evidence ------------------------------------------------------------------------------------------
 
 
 DECODING = Decoding()

@@ -16,8 +16,8 @@ import torch
 import vestige
 from conftest import LAB
 from loops import one_test
-from vestige.compare.best import Gauge, Rank, RunMoment, closest, ranked, rule_named, share_left
 from vestige.integrations.undisturbed import undisturbed
+from vestige.verdict.best import Gauge, Rank, RunMoment, closest, ranked, rule_named, share_left
 from watch_tools import PROB, QUICK, collate, fresh, rows, same, tokenizer, trainer_of, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -28,7 +28,7 @@ def plain_score(moment: RunMoment) -> float | None:
     return moment.values[PROB]
 
 
-# ---- training is untouched ---------------------------------------------------------------------------------------
+# ---- training is untouched ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.processors
@@ -118,7 +118,7 @@ def test_everything_of_the_model_is_put_back() -> None:
     assert torch.equal(torch.get_rng_state(), states[2]) and dict(vars(model.config)) == settings
 
 
-# ---- a loop of one's own -----------------------------------------------------------------------------------------
+# ---- a loop of one's own ------------------------------------------------------------------------------------------
 
 
 def loop(watch_of: Any, place: Path | None = None) -> tuple[Any, Any]:
@@ -169,7 +169,7 @@ def test_a_loop_of_accelerate(tmp_path: Path) -> None:
     assert vestige.load_run(tmp_path / "w" / "step-0").summary == watch.looks[0].values
 
 
-# ---- loggers -----------------------------------------------------------------------------------------------------
+# ---- loggers ------------------------------------------------------------------------------------------------------
 
 
 def test_numbers_and_rows_reach_tensorboard_and_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_numbers_and_rows_reach_mlflow(tmp_path: Path, monkeypatch: pytest.Monke
     assert files == {"step-0.json", "step-2.json"}
 
 
-# ---- failures, schedules, files ----------------------------------------------------------------------------------
+# ---- failures, schedules, files -----------------------------------------------------------------------------------
 
 
 def test_a_failed_look_leaves_training_alive(
@@ -282,7 +282,7 @@ def test_evidence_is_kept_by_a_rule(tmp_path: Path) -> None:
     assert (tmp_path / "w" / "mine.txt").read_text() == "precious"
 
 
-# ---- the best checkpoint -----------------------------------------------------------------------------------------
+# ---- the best checkpoint ------------------------------------------------------------------------------------------
 
 
 def given(scores: dict[int, float | None]) -> Any:
@@ -374,7 +374,7 @@ def test_a_resumed_run_keeps_the_words_of_its_looks(tmp_path: Path) -> None:
     assert third.looks[1].values == whole.looks[1].values
 
 
-# ---- the rule ----------------------------------------------------------------------------------------------------
+# ---- the rule -----------------------------------------------------------------------------------------------------
 
 
 def at(prob: float, utility: float = 0.6, auc: float = 0.5) -> Rank:

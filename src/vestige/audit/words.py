@@ -12,9 +12,9 @@ from typing import Any
 from vestige.audit.budget import AuditPlan
 from vestige.audit.work import ATTACKED, RECORD, AuditWork
 from vestige.guard import read_json
-from vestige.judging.runs import JudgeAsk, judge_runs
+from vestige.numeric import number
 from vestige.show.tables import comparison, table
-from vestige.sums import number
+from vestige.verdict.judge import JudgeAsk, judge_runs
 
 PAGE_TITLE = "Did it forget?"
 BAD = ("towards", "beyond", "damaged")  # bad news comes first

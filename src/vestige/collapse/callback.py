@@ -29,7 +29,7 @@ from vestige.collapse.rollouts import apart
 from vestige.collapse.rollouts_rows import native
 from vestige.collect.cross import PairLogProbs
 from vestige.errors import UserError, is_ours
-from vestige.given import TokenizerLike
+from vestige.in_memory import TokenizerLike
 from vestige.integrations.trainers import TrainerGuest, log_metrics, logged_before, updates_of
 from vestige.integrations.undisturbed import undisturbed
 from vestige.writing import write_bytes

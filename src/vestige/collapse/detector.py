@@ -26,18 +26,22 @@ from vestige.collect.cross import CrossLogProbs, CrossScorer, PairLogProbs, pair
 from vestige.errors import UserError, reraise_ours, unknown_name
 from vestige.metrics.collapse import (
     FIRST_TURN,
+    RESAMPLES,
     TRAJECTORY,
     TURN,
     Cross,
     Ema,
+    caveats,
     coverage,
     cross_of,
+    extras,
     first_turn_coverage,
+    intervals,
     label_metrics,
+    permutation_null,
     should_compute,
+    verdict,
 )
-from vestige.metrics.collapse_extras import RESAMPLES, extras, intervals, permutation_null
-from vestige.metrics.collapse_words import caveats, verdict
 
 log = logging.getLogger("vestige.collapse")
 

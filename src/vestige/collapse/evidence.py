@@ -16,7 +16,7 @@ import numpy as np
 
 from vestige.collapse.detector import CollapseSettings, model_scorer
 from vestige.collapse.reasoning import Trajectory
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.cross import CrossLogProbs, CrossScorer, TokenIds
 from vestige.engine.handles import ModelHandle
 from vestige.errors import reraise_ours

@@ -13,8 +13,7 @@ import numpy as np
 
 from vestige.collapse.detector import CollapseSettings, numbers_of
 from vestige.io import damaged
-from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
-from vestige.metrics.collapse_words import verdict
+from vestige.metrics.collapse import LABELS, Cross, Ema, row_table, verdict
 from vestige.schema import misfit, number
 from vestige.store.directories import Seal, begin, seal, writing
 from vestige.store.files import read_ours, write_json
@@ -83,8 +82,8 @@ def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
 
 def _score(path: Path, how: Rescoring) -> str:
     """Numbers, verdicts and ranks from the matrices; what else the files say stays."""
+    from vestige.numeric import number as shown_as
     from vestige.show.tables import table
-    from vestige.sums import number as shown_as
 
     how.refuse("collapse")
     with writing(path):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vestige.data.chat import Encoder, Ids, Template
-from vestige.data.context import cannot_fit
+from vestige.data.datasets import cannot_fit
 from vestige.errors import UserError, reraise_ours, unknown_name
 
 Messages = tuple[Mapping[str, str], ...]

@@ -16,20 +16,20 @@ from vestige.collapse.evidence import Crossing, step_key
 from vestige.collapse.files import RESULTS, RolloutRows, write
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
 from vestige.collapse.rollouts import Loaded, load_rollouts
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.configs.compose import compose_config, composing
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError, unknown_name
 from vestige.io import damaged
 from vestige.metrics.collapse import LABELS
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
+from vestige.numeric import number
 from vestige.ownership import adopt_file, permit
 from vestige.schema import misfit
 from vestige.show.tables import table
 from vestige.store.directories import begin, seal, writing
 from vestige.store.evidence import tidy
 from vestige.store.files import read_ours, write_json
-from vestige.sums import number
 from vestige.writing import keep_apart
 
 OFF_POLICY = "these numbers are about the model that wrote the rollouts only if it is this one"

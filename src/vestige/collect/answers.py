@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.forward import score_packed, score_plain
 from vestige.collect.safety import Halving, apart, batch_noise, check_fit, check_tokens, free_memory
 from vestige.collect.tree import Limits, Packing, pack
 from vestige.errors import named, out_of_memory, reraise_ours
-from vestige.sums import distances
+from vestige.numeric import distances
 from vestige.types import Target, TokenStats
 
 LONGEST_PACKED = 8192  # tokens; a tree mask costs the square of a row

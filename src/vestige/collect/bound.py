@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.forward import causal_stats
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.safety import Halving, check_fit, check_tokens

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vestige.collect.windows import text_want, until_end
+from vestige.collect.backend import cut_after_end, text_want
 from vestige.errors import UserError
 from vestige.types import BROKEN, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Request
 
 if TYPE_CHECKING:
-    from vestige.collect.answering import Cost
+    from vestige.collect.backend import Cost
     from vestige.models.diffusion import MaskPredictor
     from vestige.models.load import LoadedModel
 
@@ -134,7 +134,7 @@ def texts(
             if trace.broken:
                 out |= {request.key: Text((BROKEN,), "") for request in asked[key]}
                 continue
-            ids = until_end([int(i) for i in trace.final], predictor.eos_ids)
+            ids = cut_after_end([int(i) for i in trace.final], predictor.eos_ids)
             cost.tokens_produced += len(ids)
             text = decode([[i for i in ids if i != predictor.mask_id]])[0]
             for request in asked[key]:

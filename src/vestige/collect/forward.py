@@ -10,7 +10,7 @@ shared beginning of all prompts is pushed once per batch. The model's own attent
 fewer keys; a model that does not use the library's attention interface never calls this and sees the whole mask.
 
 In: one batch of a Packing, or some Targets. Out: TokenStats of each target. Callers: collect/answers.py and the checks
-of fast ways in this room; collect/prompts.py attends in the same way to rows that continue a cached prompt.
+of fast ways in this room; collect/cross.py attends in the same way to rows that continue a cached prompt.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.safety import check_fit, check_tokens
 from vestige.errors import UserError
 from vestige.models.attention import send

@@ -30,7 +30,7 @@ import torch
 from vestige.collect.forward import score_plain
 from vestige.errors import UserError, out_of_memory
 from vestige.models.args import precision
-from vestige.sums import distances
+from vestige.numeric import distances
 from vestige.types import Array, Target
 
 TABLES = {"wpe", "embed_positions", "position_embeddings"}  # what Hugging Face models call the table

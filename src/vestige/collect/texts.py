@@ -1,7 +1,7 @@
 """Generation: each distinct prompt once, no step spent on a finished row, none on what is already known.
 
-Up to its first miss, a greedy continuation *is* the teacher-forced reference: collect/prove.py reads it off the
-statistics that scoring has collected, as a proof or as a draft that the prefill (collect/prefill.py) confirms. Decoding
+Up to its first miss, a greedy continuation *is* the teacher-forced reference: collect/known_prefix.py reads it off the
+statistics that scoring has collected, as a proof or as a draft that the prefill (collect/texts.py) confirms. Decoding
 starts behind it. Rows leave the batch the moment they finish.
 
 In: Requests (a prompt, how to decode) and what is known of each. Out: Texts, batch by batch. Caller: engine/obtain.py.
@@ -13,27 +13,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from transformers.cache_utils import Cache, DynamicLayer
 
-from vestige.collect.answering import Cost
 from vestige.collect.answers import default_limits, vocabulary
-from vestige.collect.ending import Detokenise, Ending
-from vestige.collect.forward import logits_at
-from vestige.collect.pick import Chooser, choose
-from vestige.collect.prefill import Filled, packed, padded
+from vestige.collect.backend import Cost, Detokenise, StopRule
+from vestige.collect.forward import logits_at, tree_attention, tree_mask
+from vestige.collect.next_token import Chooser, choose
 from vestige.collect.reduce import chosen_logprob
 from vestige.collect.safety import Halving, check_fit, check_tokens, learned_positions
-from vestige.collect.text_row import TextRow
-from vestige.collect.tree import Limits
+from vestige.collect.tree import Batch, Limits, Tree, pack
 from vestige.errors import UserError, named, out_of_memory, reraise_ours
 from vestige.models.args import precision
-from vestige.models.attention import padding_mask, send, without_copies
-from vestige.models.cache import SlotCache
+from vestige.models.attention import additive, padding_mask, send, without_copies
+from vestige.models.batch_budget import DEFAULT_BUDGET
 from vestige.models.checks import check_penalty
-from vestige.models.room import ELSEWHERE
-from vestige.types import Text
+from vestige.models.kv_cache import SlotCache
+from vestige.types import BROKEN, Array, Target, Text, content_key
 from vestige.wants import Decoding, Request
 
 AHEAD = 64  # steps for which a cache has room before it is made again
@@ -58,7 +58,7 @@ class TextCollector:
 
     def __init__(
         self, model: Any, detokenise: Detokenise, eos: frozenset[int], end_text: str, cost: Cost,
-        max_rows: int = ELSEWHERE.rows, max_columns: int = ELSEWHERE.cells, limits: Limits | None = None,
+        max_rows: int = DEFAULT_BUDGET.rows, max_columns: int = DEFAULT_BUDGET.cells, limits: Limits | None = None,
     ) -> None:  # fmt: skip
         self.model = model
         self.cost = cost
@@ -69,7 +69,7 @@ class TextCollector:
         self.positions = learned_positions(model) or math.inf
         self.packed: bool | None = None  # whether prompts may be packed; not tried yet
         # `end_text` is what the end token decodes to; a text is cut there, as the peer does.
-        self.ending = Ending(detokenise, eos, end_text, self.positions)
+        self.ending = StopRule(detokenise, eos, end_text, self.positions)
         self.verified = False  # until some texts were read both ways
         self.plain = False  # once they differed
 
@@ -377,3 +377,165 @@ class TextCollector:
         sent = send(torch.tensor([row.inputs, row.positions[:count], seen]), self.model.device)[:, None]
         inputs = {"input_ids": sent[0], "position_ids": sent[1], "attention_mask": sent[2]}
         return logits_at(self.model, index, **inputs, use_cache=False)
+
+
+# ---- One text in the making -----------------------------------------------------------------------------------------
+# In: a Request, what scoring has shown of its text, and what scoring lets one guess of it. Out: the tokens so far, and
+# what the model must be given next. Callers: collect/texts.py and collect/texts.py.
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The ids that end a text: the generation config's, else the tokenizer's.
+
+    Chat models name several there (end of turn, end of text), of which their tokenizer knows one.
+    """
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = tokenizer.eos_token_id if ids is None else ids
+    return frozenset() if ids is None else frozenset(ids if isinstance(ids, (list, tuple)) else [ids])
+
+
+class TextRow:
+    """It owns all that must not depend on the batch: its tokens, positions and noise."""
+
+    def __init__(self, request: Request, known: Sequence[int], draft: Sequence[int] = ()) -> None:
+        self.request = request
+        self.known, self.draft = tuple(known), tuple(draft)
+        self.made = list(known)
+        self.proven = len(self.made)  # and what the prefill confirms of the draft
+        self.logprobs: list[torch.Tensor] = []  # of the tokens behind `known`, kept until the cached way is trusted
+        decoding = request.decoding
+        self.noise: torch.Generator | None = None
+        if not decoding.greedy:  # seeded by sample, not by batch: the same text at any batch size
+            seed = int(content_key(request.prompt.key.encode(), str(decoding.seed).encode())[:15], 16)
+            self.noise = torch.Generator().manual_seed(seed)
+
+    def fresh(self) -> TextRow:
+        """The same text from its start, generator included: a half-made one would draw other numbers."""
+        return TextRow(self.request, self.known, self.draft)
+
+    @property
+    def broken(self) -> bool:
+        return bool(self.made) and self.made[-1] == BROKEN
+
+    @property
+    def begin(self) -> int:
+        """How many tokens stand before the first one decoded."""
+        return len(self.request.prompt.ids) + self.proven
+
+    @property
+    def inputs(self) -> list[int]:
+        return [*self.request.prompt.ids, *self.made]
+
+    @property
+    def positions(self) -> list[int]:
+        """HF's generate numbers attended tokens only; a hidden token sits at position 1."""
+        hidden, out, at = set(self.request.prompt.hidden), [], -1
+        for i in range(len(self.request.prompt.ids) + len(self.made) + len(self.draft)):
+            at += i not in hidden
+            out.append(1 if i in hidden else at)
+        return out
+
+    @property
+    def target(self) -> Target:
+        """What the prefill pushes and where its logits are read, as an answer to score: the draft, and what follows."""
+        return Target(
+            (*self.inputs, *self.draft, 0), len(self.request.prompt.ids) + len(self.made), self.request.prompt.hidden
+        )
+
+
+# ---- Prompts through the model, before decoding begins --------------------------------------------------------------
+# Packed like answers to be scored: a beginning that prompts share (a system prompt, or all of it where one prompt is
+# sampled often) goes through the model once, and nothing is padded. Behind its prompt each row may carry a draft,
+# tokens that it probably continues with; the logits at the draft confirm them or not, under generation's own mask and
+# positions.
+#
+# In: TextRows. Out: one Filled per forward. Caller: collect/texts.py, which also checks the packed way against a plain
+# forward before it is used; `padded` is for models that do not pass.
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What one forward gave. Its keys stay where the forward put them until a cache takes them over."""
+
+    rows: list[TextRow]
+    logits: torch.Tensor
+    reads: list[Array]  # for each row, the logits at its last token and at each token of its draft
+    keys: Cache
+    places: list[Array]  # for each row, where its tokens are in the flattened (batch x time) of the keys
+    tokens: int  # pushed, padding included
+
+
+@torch.inference_mode()
+def packed(model: Any, rows: Sequence[TextRow], limits: Limits, vocab: int) -> Iterator[Filled]:
+    """Each distinct beginning once."""
+    packing = pack([row.target for row in rows], limits, vocab)
+    tree = packing.tree
+    for batch in packing.batches:
+        yield _packed_batch(model, rows, tree, batch)
+
+
+def _packed_batch(model: Any, rows: Sequence[TextRow], tree: Tree, batch: Batch) -> Filled:
+    width = batch.width
+    ids, position, end, hidden = columns = np.zeros((4, len(batch.rows), width), np.int64)
+    members: list[int] = []
+    places: list[Array] = []
+    for r, (row, here) in enumerate(zip(batch.rows, batch.targets, strict=True)):
+        ids[r, : len(row.nodes)] = tree.token[row.nodes]
+        end[r, : len(row.nodes)] = row.end
+        hidden[r, : len(row.nodes)] = tree.hidden[row.nodes]
+        order = np.argsort(row.nodes)
+        for t in here:
+            column = order[np.searchsorted(row.nodes, tree.path(t), sorter=order)]
+            position[r, column] = rows[t].positions  # those that share a node share all before it: the same number
+            places.append(column + r * width)
+        members += here
+    reads = [place[rows[t].begin - 1 :] for t, place in zip(members, places, strict=True)]
+    index, flat = np.unique(np.concatenate(reads), return_inverse=True)
+    keys = Cache(layer_class_to_replicate=DynamicLayer)
+    sent = send(columns, model.device)
+    with tree_attention(model, batch.rows, width):
+        logits = logits_at(
+            model, torch.from_numpy(index), input_ids=sent[0], position_ids=sent[1],
+            attention_mask=additive(tree_mask(sent[2], sent[3].bool()), model.dtype), past_key_values=keys,
+            use_cache=True,
+        )  # fmt: skip
+    where = np.split(flat, np.cumsum([len(r) for r in reads])[:-1])
+    return Filled([rows[t] for t in members], logits, where, keys, places, ids.size)
+
+
+@torch.inference_mode()
+def padded(model: Any, rows: Sequence[TextRow], limits: Limits, vocab: int) -> Iterator[Filled]:
+    """Groups of like length, padded on the left: what every architecture with a cache can do."""
+    order = sorted(rows, key=lambda r: -len(r.positions))
+    while order:
+        width = len(order[0].positions)
+        cells = np.cumsum([len(r.draft) + 1 for r in order]) * vocab
+        fitting = int(np.searchsorted(cells, limits.logit_cells, side="right"))
+        group = order[: max(1, min(limits.tokens // width, fitting))]
+        order = order[len(group) :]
+        yield _padded_group(model, group, width)
+
+
+def _padded_group(model: Any, group: list[TextRow], width: int) -> Filled:
+    ids = np.zeros((len(group), width), np.int64)
+    position = np.ones((len(group), width), np.int64)  # padding sits at 1, as in HF's generate
+    mask = np.zeros((len(group), width), np.int64)
+    places = []
+    for i, row in enumerate(group):
+        start = width - len(row.positions)
+        ids[i, start:] = [*row.inputs, *row.draft]
+        position[i, start:] = row.positions
+        mask[i, start:] = 1
+        mask[i, [start + h for h in row.request.prompt.hidden]] = 0
+        places.append(np.arange(start, width) + i * width)
+    reads = [place[row.begin - 1 :] for row, place in zip(group, places, strict=True)]
+    keys = Cache(layer_class_to_replicate=DynamicLayer)
+    sent = send(np.stack([ids, position, mask]), model.device)
+    with without_copies(model):
+        logits = logits_at(
+            model, torch.from_numpy(np.concatenate(reads)), input_ids=sent[0], attention_mask=sent[2],
+            position_ids=sent[1], past_key_values=keys, use_cache=True,
+        )  # fmt: skip
+    counts = [len(r) for r in reads]
+    where = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    return Filled(group, logits, where, keys, places, ids.size)

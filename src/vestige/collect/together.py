@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.safety import tolerance
 from vestige.models.attention import send
 from vestige.models.diffusion import MaskPredictor
-from vestige.sums import distances
+from vestige.numeric import distances
 from vestige.types import Array
 
 LivingRow = Sequence[int]

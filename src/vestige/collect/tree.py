@@ -20,8 +20,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from vestige.compact import MadeWhenAsked
-from vestige.prefixes import codes_of, in_turn, path_end
+from vestige.packed_ids import LazySequence, codes_of, in_turn, path_end
 from vestige.types import Array, Target
 
 
@@ -89,7 +88,7 @@ class PackedRow:
 
 def build_tree(targets: Sequence[Target]) -> Tree:
     """The prefix tree of all inputs. A target's last token is never an input: nothing is predicted from it."""
-    codes = MadeWhenAsked(len(targets), lambda i: codes_of(targets[i].ids[:-1], targets[i].hidden))
+    codes = LazySequence(len(targets), lambda i: codes_of(targets[i].ids[:-1], targets[i].hidden))
     token, hidden, parents, depths = array("i"), array("b"), array("i"), array("i")  # of the nodes, target by target
     own = np.zeros((len(targets), 2), np.int32)  # of each target: its first new node, and its last node
     path = np.zeros(0, np.int32)  # the nodes from the root to a target's last input
@@ -117,8 +116,8 @@ def build_tree(targets: Sequence[Target]) -> Tree:
         np.asarray(hidden).view(bool),
         parent,
         np.asarray(depths),
-        MadeWhenAsked(len(targets), predictors),
-        MadeWhenAsked(len(targets), lambda i: np.asarray(targets[i].labels)),
+        LazySequence(len(targets), predictors),
+        LazySequence(len(targets), lambda i: np.asarray(targets[i].labels)),
     )
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from vestige.engine.handles import ModelHandle, second_model, unquantised
 from vestige.engine.patches import PatchSettings, patched_bank
+from vestige.models.families import understood
 from vestige.models.load import ModelArgs
 from vestige.models.locate import locate
-from vestige.models.native import understood
 from vestige.wants import PatchInto, PatchWant
 
 

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vestige.collect.windows import text_want
+from vestige.collect.backend import text_want
 from vestige.costs.answers import AnswersPlan, PackingEstimate, plan_answers, weights_stored
 from vestige.costs.depth import DepthPlan, plan_depth
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.handles import ModelHandle, second_model
 from vestige.engine.prepare import Prepared, make_encoder_context, model_args, prepare, with_own_sampler
 from vestige.errors import UserError
+from vestige.models.batch_budget import DEFAULT_BUDGET
 from vestige.models.diffusion import Canvases
 from vestige.models.load import load_tokenizer
-from vestige.models.room import ELSEWHERE
-from vestige.prefixes import count_nodes
+from vestige.packed_ids import count_nodes
 from vestige.show.tables import table
 from vestige.store.evidence import Bank
 from vestige.suites.handlers.depth import NO_MODELS, into
@@ -114,7 +114,7 @@ def make_plan(config: AnyConfig) -> CostPlan:
     cells = max((_cells(w, len(tokenizer), canvases) for w in undone), default=0)
     depth = plan_depth(wants.patched, handle, args, directory, fresh)
     upper = sum(r.decoding.max_new_tokens for r in new)
-    steps = _decoding_steps(new, config.max_rows or ELSEWHERE.rows)
+    steps = _decoding_steps(new, config.max_rows or DEFAULT_BUDGET.rows)
     pushed = answers.pushed + denoised + text_passes + depth.pushed + upper
     work = answers.parameters * pushed + sum(r.parameters * r.pushed for r in references)
     unique = {t.key: t for t in wants.answers}
@@ -151,7 +151,7 @@ def passes_of(want: DenoiseWant, canvases: Canvases | None) -> int:
     """How often one window is looked at, at most; guidance looks twice."""
     if canvases is None:
         return want.denoising.passes * (2 if want.denoising.cfg_scale > 0 else 1)
-    from vestige.samplers.gemma import canvases as shared
+    from vestige.models.samplers.gemma import canvases as shared
 
     count, passes = shared(want.denoising, canvases.length)
     return count * passes
@@ -169,7 +169,7 @@ def pushed_by(want: DenoiseWant, canvases: Canvases | None) -> int:
     prompt, length = len(want.prompt.ids), want.denoising.max_new_tokens
     if canvases is None:  # every pass reads the prompt and the whole window
         return (prompt + length) * passes_of(want, None)
-    from vestige.samplers.gemma import canvases as shared
+    from vestige.models.samplers.gemma import canvases as shared
 
     count, passes = shared(want.denoising, canvases.length)
     return prompt + count * canvases.length * passes + (count - 1) * canvases.length  # each earlier one is read again

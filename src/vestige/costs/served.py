@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.costs.estimate import CostPlan, make_plan
 from vestige.data.chat import Encoder, Template
 from vestige.engine.config import AnyConfig, RunConfig
@@ -23,7 +23,7 @@ from vestige.engine.prepare import Prepared, make_encoder_context, model_args, p
 from vestige.engine.served import ServedHandle, server_args
 from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_tokenizer
-from vestige.prefixes import count_nodes
+from vestige.packed_ids import count_nodes
 from vestige.servers.served import sequences
 from vestige.store.evidence import Bank
 from vestige.types import Prompt, Target, TokenStats
@@ -163,7 +163,7 @@ def check_numbers(handle: ServedHandle, args: ModelArgs, tokenizer: Any) -> list
 
 
 def _agreement(args: ModelArgs, encoder: Encoder, targets: list[Target], found: dict[str, TokenStats]) -> str:
-    from vestige.collect.answering import InProcess
+    from vestige.collect.backend import LocalBackend
 
     place = Path(args.path).expanduser()
     if not place.exists():
@@ -176,7 +176,7 @@ def _agreement(args: ModelArgs, encoder: Encoder, targets: list[Target], found: 
         loaded = ModelHandle(ModelArgs(args.path, tokenizer=args.tokenizer, device="cpu", dtype="float32")).get()
     except UserError as error:
         return f"not compared: {error}"
-    here = InProcess(loaded, encoder.decode, Cost(), None, 8)
+    here = LocalBackend(loaded, encoder.decode, Cost(), None, 8)
     gaps, same, count = [], 0, 0
     for part in here.score(targets, frozenset(), lambda _: None):
         for key, stats in part.items():

@@ -11,17 +11,143 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vestige.compact import Facts
 from vestige.data.chat import PREFIX, Encoded, Encoder, Ids, PrefilledEncoder, Template, TextPair
-from vestige.data.clusters import rows_fingerprint, with_clusters
-from vestige.data.context import Context
+from vestige.data.clusters import AUTO, rows_fingerprint, with_clusters
 from vestige.data.rows import MissingData, Row, load_rows
-from vestige.data.windows import first_label, generation_start, prompt_ids
 from vestige.errors import UserError, unknown_name
-from vestige.types import FACTS, IGNORE, Example, Prompt, Rows
+from vestige.packed_ids import Facts
+from vestige.types import FACTS, IGNORE, Example, Prompt, Rows, Target
+
+# ---- what a data-set handler works with besides its rows ---------------------------------------------------------
+#
+# In: settings of a run. Out: Targets and Prompts; content that several data sets share is one object. Callers:
+# data/datasets.py and its plug-ins, engine/prepare.py.
+
+
+@dataclass
+class Context:
+    """What a data-set handler works with besides its rows."""
+
+    encoder: Encoder
+    hide_token: int | None  # open-unlearning's mask hides every occurrence of this id (its pad token)
+    source: str = ""
+    text_only: bool = False  # the model could see pictures, but is given none here
+    longest: int | None = None  # how many tokens the model was made to read, where that is known
+    cluster: str = AUTO  # the column that says which rows hang together
+    notes: list[str] = field(default_factory=list)  # what the user should know of the rows that were read
+
+    # What data sets of one run have in common is kept once: they ask the same questions and read the same files.
+    texts: dict[str, str] = field(default_factory=dict)
+    records: dict[str, Any] = field(default_factory=dict)  # by key
+
+    def target(self, full: Sequence[int], start: int) -> Target | None:
+        if start >= len(full):
+            return None
+        made = Target(tuple(full), start, self._hidden(full))
+        found: Target = self.records.setdefault(made.key, made)
+        return found
+
+    def prompt(self, ids: Sequence[int]) -> Prompt:
+        made = Prompt(tuple(ids), self._hidden(ids))
+        found: Prompt = self.records.setdefault(made.key, made)
+        return found
+
+    def text(self, text: str) -> str:
+        """The same text, as it was first seen: an answer, its decoded tokens and a column of another split are one."""
+        return self.texts.setdefault(text, text)
+
+    def forget(self) -> None:
+        """All data sets are made: what they share they hold themselves."""
+        self.texts.clear()
+        self.records.clear()
+
+    def check_text(self, characters: int, row: int | str) -> None:
+        """Refuses a text that cannot fit before it is tokenised, which alone would take long: a token stands for only
+        so many characters."""
+        if self.longest is not None and cannot_fit(characters, self.longest, self.encoder.tokenizer):
+            raise UserError(
+                f"{self.source} row {row} (counting from 0) has {characters:,} characters, more than fit into the "
+                f"{self.longest:,} tokens that this model reads; shorten or drop that row."
+            )
+
+    def _hidden(self, ids: Sequence[int]) -> tuple[int, ...]:
+        if self.hide_token is None:
+            return ()
+        return tuple(i for i, token in enumerate(ids) if token == self.hide_token)
+
+
+def cannot_fit(characters: int, longest: int, tokenizer: Any) -> bool:
+    """Whether so many characters are more than so many tokens, whatever they are."""
+    if characters <= 4 * longest:
+        return False
+    vocabulary: Mapping[str, int] = getattr(tokenizer, "get_vocab", dict)()
+    return characters > longest * max(map(len, vocabulary), default=characters)
+
+
+# ---- Where a prompt ends and its answer begins, when all there is are `input_ids` and `labels` ----
+#
+# Three layouts are in use:
+#
+#     input_ids            labels                          the answer begins at
+#     prompt + answer      IGNORE for the prompt, answer   the first label
+#     prompt               prompt + answer (chat)          the first label + the prompt's length
+#     prompt               IGNORE for the prompt, answer   the first label
+
+
+def prompt_ids(
+    input_ids: Sequence[int],
+    labels: Sequence[int] | None = None,
+    attended: Sequence[int] | None = None,
+    prompt_only: bool = False,
+) -> tuple[int, ...]:
+    """The prompt's tokens, padding left out.
+
+    `attended` tells padding from tokens.
+
+    >>> prompt_ids([0, 11, 12, 21], [-100, -100, -100, 21], attended=[0, 1, 1, 1])
+    (11, 12)
+    """
+    real = [True] * len(input_ids) if attended is None else [bool(a) for a in attended]
+    first = first_label(input_ids, labels)
+    before = tuple(t for t, keep in zip(input_ids[:first], real, strict=False) if keep)
+    if before and not prompt_only:
+        return before
+    return tuple(t for t, keep in zip(input_ids, real, strict=True) if keep)
+
+
+def generation_start(
+    input_ids: Sequence[int],
+    labels: Sequence[int] | None = None,
+    attended: Sequence[int] | None = None,
+    prompt_only: bool = False,
+) -> int:
+    """The index in `labels` of the answer's first token.
+
+    `prompt_only` says that `input_ids` hold no answer. Then the labels show whether they repeat the prompt.
+
+    >>> generation_start([11, 12], [11, 12, 21], prompt_only=True)
+    2
+    >>> generation_start([11, 12], [-100, -100, 21], prompt_only=True)
+    2
+    """
+    first = first_label(input_ids, labels)
+    if labels is None or (first and not prompt_only):
+        return first
+    prompt = prompt_ids(input_ids, labels, attended, prompt_only)
+    repeated = tuple(labels[first : first + len(prompt)]) == prompt
+    return first + len(prompt) if repeated else first
+
+
+def first_label(input_ids: Sequence[int], labels: Sequence[int] | None) -> int:
+    """The index of the first token that is scored; past the end when there is none."""
+    row = [IGNORE] * len(input_ids) if labels is None else labels
+    return next((i for i, label in enumerate(row) if label != IGNORE), len(row))
+
+
+# ---- the handlers ------------------------------------------------------------------------------------------------
 
 log = logging.getLogger("vestige.data")
 
@@ -318,7 +444,7 @@ def entities(rows: list[Row], args: Args, context: Context) -> tuple[Examples, b
 
 
 def tokenised(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
-    """TokenDataset: rows of `input_ids` and `labels` (-100: not scored), in any of the layouts of data/windows.py.
+    """TokenDataset: rows of `input_ids` and `labels` (-100: not scored), in any of the layouts of data/datasets.py.
 
     With `predict_with_generate` the `input_ids` are the prompt alone. `attention_mask` tells padding from tokens;
     without one every pad token of a prompt-only row is padding.

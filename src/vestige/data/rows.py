@@ -1,7 +1,7 @@
 """Rows from wherever they live: a JSONL/JSON/Parquet file, a directory, or a hub id.
 
 One function, `load_rows`, takes the `hf_args` of a data-set config (path, name, split, data_files, ...).
-Local files are read here; only hub ids and unusual layouts go through `datasets` (data/hub.py).
+Local files are read here; only hub ids and unusual layouts go through `datasets`.
 
 What a suite says of its files and the folder that --data names become the mapping `local` of a RunConfig (`local_data`,
 called by engine/friendly.py and unlearn/flags.py); readers of rows follow it with `redirect`.
@@ -12,23 +12,33 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from glob import has_magic
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+from weakref import WeakValueDictionary
 
-from vestige.errors import UserError
+from vestige.data.clusters import rows_fingerprint
+from vestige.errors import UserError, reraise_ours, unknown_name
 from vestige.guard import TwiceError, is_there, most_bytes, parse_json, read_text, unique_names
 from vestige.secrets import hide
+
+if TYPE_CHECKING:
+    from vestige.in_memory import Place, RowsInMemory, RowTables
 
 Row = dict[str, Any]
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".jsonl.gz", ".json.gz", ".csv", ".txt")
 # Formats that plug-ins bring, by suffix (".toml"): a file in, its rows out.
 READERS: dict[str, Callable[[Path], list[Row]]] = {}
-GIVEN = "memory:"  # begins the path of rows that are in memory (data/given.py)
+GIVEN = "memory:"  # begins the path of rows that are in memory (below)
 # `datasets` spells "these local files" as path=<format> with data_files.
 FILE_FORMATS = {"json", "parquet", "csv", "text"}
 _SLICE = re.compile(r"^(?P<split>[^\[\]]+)(?:\[(?P<low>-?\d*%?):(?P<high>-?\d*%?)\])?$")
@@ -60,8 +70,6 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
         raise UserError(f"Cannot read the split '{args['split']}'; write train, train[:100] or train[10%:20%].")
     found = _from_memory(path, args) if path.startswith(GIVEN) else _from_files(path, args, split["split"])
     if found is None:
-        from vestige.data.hub import rows_of_hub
-
         rows, source = rows_of_hub(path, args)
     else:
         rows, source = found
@@ -76,7 +84,6 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
 
 
 def _from_memory(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
-    from vestige.data.given import given_rows
 
     return given_rows(path).read(str(args.get("name") or "forget"))
 
@@ -326,8 +333,6 @@ def redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any
         return {"path": str(Path(str(file)).expanduser())}
     name, names = hf_args.get("name"), place.get("names") or {}
     if str(place["path"]).startswith(GIVEN):
-        from vestige.data.given import given_rows
-
         tables = given_rows(str(place["path"])).tables
         name = name if name in tables else names.get(name, name)
         if name not in tables:
@@ -358,8 +363,6 @@ def local_data(suite: str, layout: Any, data: str) -> dict[str, Any]:
     pairs = [(str(f["name"]), str(f["file"])) for f in layout["files"]]
     hub = str(layout["hub"])
     if data.startswith(GIVEN):
-        from vestige.data.given import given_rows
-
         given_rows(data).check_names(file for pair in pairs for file in pair)
         return {hub: {"path": data, "names": dict(pairs)}}
     root = Path(data).expanduser()
@@ -378,3 +381,179 @@ def local_data(suite: str, layout: Any, data: str) -> dict[str, Any]:
         wanted = ", ".join(f"{file}.jsonl" for file in dict.fromkeys(file for _, file in pairs))
         raise UserError(f"{root} has none of {wanted}; it holds: {have}.")
     return {hub: {"path": str(root), "names": dict(pairs)}}
+
+
+# ---- Rows of a data set on a hub, or of a local directory with a data card, through `datasets` ----
+#
+# In: the `hf_args` of a data-set config. Out: rows, and where they came from, for people; or one sentence.
+# Caller: data/rows.py, for what is not a local file.
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Without a network, answer from the cache at once: `datasets` would retry for half a minute first."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    if not _hub_reachable(constants.ENDPOINT):
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _hub_reachable(endpoint: str) -> bool:
+    if getproxies():  # then we do not reach the hub ourselves, and cannot tell
+        return True
+    place = urlsplit(endpoint)
+    try:
+        port = place.port or (80 if place.scheme == "http" else 443)
+        socket.create_connection((place.hostname or "", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def rows_of_hub(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
+    """Rows of a hub data set (or a local directory with a data card), through `datasets`."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    label = " / ".join(str(args[k]) for k in ("path", "name", "split") if k in args)
+    options = {"split": "train", **args}
+    try:
+        with _no_waiting():
+            loaded = datasets.load_dataset(**options)
+    except Exception as error:  # datasets names many causes: the hub, the network, the files, their script
+        reraise_ours(error)
+        raise _explain(path, label, error) from None
+    return [dict(row) for row in loaded], label
+
+
+def _explain(path: str, label: str, error: Exception) -> UserError:
+    kind, text = type(error).__name__, " ".join(str(error).split())
+    if "gated" in text.lower() or kind == "GatedRepoError":
+        return UserError(f"Data set {path} is gated: accept its terms on its hub page, then run `hf auth login`.")
+    if "BuilderConfig" in text or "Unknown split" in text:
+        return MissingData(f"Data set {label}: {text} (check hf_args.name and hf_args.split).")
+    if kind in {
+        "ConnectionError",
+        "OfflineModeIsEnabled",
+        "LocalEntryNotFoundError",
+        "ConnectTimeout",
+        "ConnectError",
+    }:
+        return UserError(
+            f"The hub could not be reached for data set {path}; go online, or give a local directory "
+            "with the same files (--data DIR)."
+        )
+    if kind in {"DatasetNotFoundError", "RepositoryNotFoundError", "FileNotFoundError"}:
+        return UserError(
+            f"Data set {path} was not found, neither as a local directory nor on the hub "
+            "(or the hub could not be reached); check the name, or give a local directory."
+        )
+    return UserError(f"Data set {label} could not be loaded ({kind}): {text[:300]}")
+
+
+# ---- Rows that are in memory already: data sets of `datasets`, frames of pandas, lists of dictionaries ----
+#
+#     {"forget": Dataset, "retain": DataFrame} --GivenRows--> "memory:KEY", a path that load_rows understands
+#
+# In: objects. Out: plain rows, named by their content: other rows, another path, other fingerprints. Callers: the rooms
+# api and watch make them, data/rows.py and engine/flags.py read them. They are forgotten with the object that holds
+# them, and nothing is written.
+
+
+class GivenRows:
+    """Tables of rows by the names that files would have. Keep it as long as its path is in use."""
+
+    def __init__(self, tables: RowTables) -> None:
+        self.tables: dict[str, list[Row]] = {}
+        self.kinds: dict[str, str] = {}
+        for name, rows in tables.items():
+            self.tables[str(name)] = plain_rows(rows, str(name))
+            self.kinds[str(name)] = type(rows).__name__
+        if not self.tables:
+            raise UserError('data is an empty mapping; give at least {"forget": rows}.')
+        self.path = f"{GIVEN}{rows_fingerprint([self.tables])}"
+        _HELD[self.path] = self
+
+    def check_names(self, known: Iterable[str]) -> None:
+        """A misspelt name would silently leave metrics out."""
+        names = list(dict.fromkeys(known))
+        for name in self.tables:
+            if name not in names:
+                raise unknown_name("rows", name, names, "(data maps these names to rows)")
+
+    def read(self, name: str) -> tuple[list[Row], str]:
+        """One table, and where it comes from, for people."""
+        rows = self.tables[name]
+        return [dict(row) for row in rows], f"{name} ({self.kinds[name]} in memory, {len(rows)} rows)"
+
+
+_HELD: WeakValueDictionary[str, GivenRows] = WeakValueDictionary()
+
+
+def given_rows(path: str) -> GivenRows:
+    """The rows behind a path of ours."""
+    found = _HELD.get(path)
+    if found is None:
+        raise UserError(
+            "The rows of this run were objects in Python, which are not kept; give them again (data=...), or write "
+            "them to files for what reads rows a second time."
+        )
+    return found
+
+
+def as_given(data: Place | RowTables | None) -> GivenRows | None:
+    """Rows in memory, if that is what `data` is."""
+    if data is None or isinstance(data, (str, bytes)) or hasattr(data, "__fspath__"):
+        return None
+    if not hasattr(data, "items") or hasattr(data, "columns"):
+        raise UserError(
+            f"data is a {type(data).__name__}; give a folder, or say which rows it holds: "
+            'data={"forget": rows, "retain": others}.'
+        )
+    return GivenRows(data)
+
+
+def plain_rows(rows: RowsInMemory, name: str) -> list[Row]:
+    """Rows as dictionaries of plain values, whatever holds them."""
+    found: Any = rows
+    if isinstance(found, Mapping):
+        splits = ", ".join(map(str, found))
+        raise UserError(f"'{name}' is a mapping ({splits}), not rows; give one of its parts.")
+    if hasattr(found, "to_dict") and hasattr(found, "columns"):  # a frame of pandas
+        found = found.to_dict("records")
+    elif hasattr(found, "with_format") and hasattr(found, "column_names"):  # of datasets: not as tensors
+        found = found.with_format(None)
+    try:
+        listed = list(found)
+    except TypeError:
+        raise UserError(f"'{name}' is a {type(rows).__name__}, not rows; give a data set or a list.") from None
+    for number, row in enumerate(listed):
+        if not isinstance(row, Mapping):
+            raise UserError(f"'{name}' row {number} is not a dictionary with named fields but {type(row).__name__}.")
+    if not listed:
+        raise UserError(f"'{name}' holds no rows; give at least one.")
+    return [{str(key): plain_value(value) for key, value in row.items()} for row in listed]
+
+
+def plain_value(value: Any) -> Any:
+    """As JSON would have it: no numpy types, and None where pandas says that a cell is empty.
+
+    >>> import numpy as np
+    >>> plain_value({"a": np.float32(0.5), "b": [np.int64(2)], "c": float("nan"), "d": np.array(["x", "y"])})
+    {'a': 0.5, 'b': [2], 'c': None, 'd': ['x', 'y']}
+    """
+    if isinstance(value, Mapping):
+        return {str(k): plain_value(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_value(v) for v in value]
+    if hasattr(value, "tolist") and not isinstance(value, (str, bytes)):  # of numpy
+        return plain_value(value.tolist())
+    if type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value)):
+        return None
+    return value

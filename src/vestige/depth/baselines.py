@@ -12,8 +12,8 @@ from vestige.engine.handles import ModelHandle
 from vestige.engine.patches import PatchSource
 from vestige.errors import UserError
 from vestige.metrics import depth
+from vestige.numeric import mean
 from vestige.show.progress import Bar
-from vestige.sums import mean
 from vestige.types import Array
 from vestige.wants import PatchWant
 
@@ -75,7 +75,7 @@ def _states(handle: ModelHandle, wants: Sequence[PatchWant], ask: DepthAsk) -> M
 
 def _fisher(handle: ModelHandle, wants: Sequence[PatchWant], ask: DepthAsk) -> list[Array] | str:
     """The Fisher information of each block, or why there is none."""
-    from vestige.collect.represent import fisher
+    from vestige.collect.patch import fisher
 
     loaded = handle.get()
     if loaded.quantization:
@@ -96,7 +96,7 @@ def _fisher(handle: ModelHandle, wants: Sequence[PatchWant], ask: DepthAsk) -> l
 def _each_cka(
     states: Mapping[str, Mapping[str, Any]], retain: str, unlearned: Sequence[PatchSource], wants: Sequence[PatchWant]
 ) -> dict[str, BaselineResult]:
-    from vestige.collect.represent import stacked_states
+    from vestige.collect.patch import stacked_states
 
     stacked = {name: stacked_states(wants, s) for name, s in states.items()}
     base = [depth.cka(f, r) for f, r in zip(stacked[""], stacked[retain], strict=True)]
@@ -124,7 +124,7 @@ def _each_lens(
     wants: Sequence[PatchWant],
     ask: DepthAsk,
 ) -> dict[str, BaselineResult]:
-    from vestige.collect.represent import lens_scores
+    from vestige.collect.patch import lens_scores
 
     model = full.get().model
     read = {name: lens_scores(model, wants, s) for name, s in states.items()}

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vestige.compare.clusters import cluster_notes
 from vestige.data.chat import Template
 from vestige.data.clusters import AUTO, NONE, grouping
 from vestige.data.datasets import make_context, too_long
@@ -16,6 +15,7 @@ from vestige.depth.ask import DepthAsk
 from vestige.errors import UserError
 from vestige.models.load import load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
+from vestige.stats.clusters import cluster_notes
 from vestige.types import Grouping
 from vestige.wants import PatchWant
 

@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.depth.ask import DepthAsk
 from vestige.depth.scores import MEAN_ONLY, ROUNDING
 from vestige.engine.handles import ModelHandle

@@ -42,8 +42,8 @@ def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
 
 def _score(path: Path, how: Rescoring) -> str:
     """The numbers of every unlearned model from its patched evidence; what else a summary says stays."""
+    from vestige.numeric import number as shown
     from vestige.show.tables import table
-    from vestige.sums import number as shown
 
     how.refuse("depth")
     if not (path / "evidence" / KEPT).is_file():

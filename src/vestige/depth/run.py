@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.depth.ask import DepthAsk
 from vestige.depth.contexts import check_tokenizers, make_contexts
 from vestige.depth.files import FILES, record, write_run
@@ -29,7 +29,7 @@ from vestige.engine.team import Team, team
 from vestige.errors import UserError
 from vestige.models.families import NO_DEPTH
 from vestige.models.load import is_diffusion, load_tokenizer
-from vestige.models.low_precision import check_low_precision
+from vestige.models.quantised import check_low_precision
 from vestige.store.directories import MANIFEST, begin, seal, write_manifest, writing
 from vestige.store.evidence import Bank, tidy
 from vestige.store.files import write_json
@@ -342,8 +342,8 @@ COLUMNS = (
 
 
 def _cells(result: DepthResult) -> list[str]:
-    from vestige.compare.evidence import layers_in_words
-    from vestige.sums import number
+    from vestige.numeric import number
+    from vestige.verdict.points import layers_in_words
 
     s: Mapping[str, Any] = result.summary
     ends = f"{s['interval'][0]:.4f} to {s['interval'][1]:.4f}" if s["interval"] else "-"
@@ -353,8 +353,8 @@ def _cells(result: DepthResult) -> list[str]:
 
 def report(results: Sequence[DepthResult]) -> str:
     """What a terminal shows."""
+    from vestige.numeric import number
     from vestige.show.tables import table
-    from vestige.sums import number
 
     head: Mapping[str, Any] = results[0].summary
     lines = [

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from vestige.compare import bootstrap
-from vestige.compare.clusters import cluster_mean
-from vestige.metrics.depth_example import MEAN_ONLY, NO_KNOWLEDGE, ExampleDepth
-from vestige.sums import mean
+from vestige.metrics.depth import MEAN_ONLY, NO_KNOWLEDGE, ExampleDepth
+from vestige.numeric import mean
+from vestige.stats import bootstrap
+from vestige.stats.clusters import cluster_mean
 from vestige.types import BAD_LOGITS, Grouping, TokenStats
 
 __all__ = [

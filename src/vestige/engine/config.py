@@ -1,19 +1,21 @@
-"""Hydra is the configuration language: from overrides to runs, described completely in plain data.
+"""From options and Hydra overrides to the configurations of evaluations, described completely in plain data.
 
-In: overrides as the user typed them. Out: RunConfig, from which everything behind works, and which the manifest
-records. Callers: every room that evaluates.
+`make_configs` takes the options of `vestige eval` as keywords; `compose_runs` takes Hydra overrides as they are typed.
+Both return RunConfigs (or HarnessConfigs), from which everything else works and which the manifest records.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 from vestige.configs.compose import (
+    PACKAGE_DIR,
     ConfigLibrary,
     compose_config,
     composing,
@@ -23,10 +25,10 @@ from vestige.configs.compose import (
     seed_of,
 )
 from vestige.errors import UserError, unknown_name
-from vestige.flags import spoken
 from vestige.guard import inside
 from vestige.integrations import HARNESSES
 from vestige.metrics.dialects import get_dialect
+from vestige.options import name_everywhere, settings_of
 from vestige.schema import check_form
 from vestige.suites.postprocess import check_postprocess
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
@@ -266,9 +268,9 @@ def _run(
     dialect = str(cfg.get("dialect") or settings.get("dialect") or "open-unlearning")
     limit = data.get("max_samples") if data.get("max_samples") is not None else get_dialect(dialect).rows
     sizes = (limit, cfg.get("batch_tokens"), cfg.get("max_rows"))
-    for flag, count in zip(("limit", "batch-tokens", "batch-size"), sizes, strict=True):
+    for flag, count in zip(("limit", "batch_tokens", "batch_size"), sizes, strict=True):
         if count is not None and (not isinstance(count, int) or count < 1):
-            raise UserError(f"{spoken(flag)} must be a whole number of at least 1, it is {count!r}.")
+            raise UserError(f"{name_everywhere(flag)} must be a whole number of at least 1, it is {count!r}.")
     shared = _shared(cfg, settings, model, limit)
     if settings.get("handler") in HARNESSES:
         if only is not None:
@@ -409,10 +411,194 @@ def _names(only: list[str], library: ConfigLibrary) -> dict[str, str]:
     for name in only:
         here = library.resolve_name(name)
         if here not in library.files:
-            from vestige.metrics.names import full_name
+            from vestige.metrics.cards import full_name
 
             here = full_name(name)
         out[name] = here
         if here not in library.files:
             raise unknown_name("metric", name, library.metric_names())
     return out
+
+
+# ---- from options ----------------------------------------------------------------------------------------------------
+
+# Options that mean something to one kind of evaluation only; for the other kind they would change nothing.
+METRICS_ONLY = ("data", "retain_logs", "reference_model", "full", "dialect", "batch_tokens", "seed", "cluster")
+TASKS_ONLY = ("tasks", "include_path")
+# Overrides that choose the suite and the model; options then only change single settings.
+_CHOOSES_ALL = re.compile(r"(experiment|eval)=")
+_ABOUT_MODEL, _CHOOSES_MODEL = re.compile("model"), re.compile("model=")
+# Settings of a suite that open-unlearning's experiments have at the top level: `vestige eval muse data_split=Books`.
+_OF_SUITE = re.compile(r"(data_split|forget_split|holdout_split|retain_logs_path)=")
+TRAJECTORY_SUITES = ("trajectory-eval", "trajectory_eval")
+VIEWS = {"both": "[full,eos]", "full": "[full]", "eos": "[eos]"}
+
+
+def suite_names() -> list[str]:
+    return sorted(path.stem for path in (PACKAGE_DIR / "eval").glob("*.yaml"))
+
+
+def make_config(**options: Any) -> AnyConfig:
+    """The configuration of one evaluation; the options are those of `make_configs`."""
+    return make_configs(**options)[0]
+
+
+def make_configs(
+    *,
+    suite: str | None = "tofu",
+    model: str | None = None,
+    data: str | None = None,
+    retain_logs: str | Sequence[str] | None = None,
+    out: str | Path | None = None,
+    task_name: str | None = None,
+    metrics: Sequence[str] | None = None,
+    tasks: Any = None,
+    trajectory_views: str | None = None,
+    benchmark: str | None = None,
+    adapter_base: str | None = None,
+    server: str | None = None,
+    server_by_name: bool = False,
+    system_prompt: str | None = None,
+    progress: bool | None = None,
+    overrides: Sequence[str] = (),
+    config_dir: str | Path | None = None,
+    config_name: str = "eval.yaml",
+    plugins: Sequence[str] = (),
+    **settings: Any,
+) -> list[AnyConfig]:
+    """The evaluations that options mean. None means: not given. The `settings` are the other options of `vestige eval`.
+
+    Options are laid over what Hydra composes, each on its own setting; an override of the same setting wins.
+    `suite` None: an experiment or the user's own configuration chooses. `server_by_name`: each of several models is
+    asked at those of the servers that list it.
+    """
+    overrides = list(overrides)
+    if suite in TRAJECTORY_SUITES or benchmark is not None or trajectory_views is not None:
+        suite, views = _trajectory_suite(suite, benchmark, trajectory_views, config_dir)
+        overrides = [*views, *overrides]
+    composed = config_name != "eval.yaml" or any(map(_CHOOSES_ALL.match, overrides))
+    if suite is None and not composed and not config_dir:
+        suite = "tofu"
+    values = {"model": model, "retain_logs": retain_logs, "out": out, "server": server, "system_prompt": system_prompt}
+    values |= settings
+    values["task_name"] = task_name
+    if not composed and not any(word.startswith("task_name=") for word in overrides):
+        values["task_name"] = task_name or _task_name(out, model, suite, overrides)
+    if isinstance(retain_logs, (list, tuple)) and len(retain_logs) == 1:
+        values["retain_logs"] = retain_logs[0]
+    if suite is not None:
+        if config_dir is None and suite not in suite_names():
+            raise unknown_name("suite", suite, suite_names())
+        if not composed:
+            overrides = [f"eval.{suite}.{word}" if _OF_SUITE.match(word) else word for word in overrides]
+        overrides.insert(0, f"eval={suite}")
+    if not composed:
+        if model is None and not any(map(_ABOUT_MODEL.match, overrides[1:])):
+            raise UserError("No model given; add --model PATH (a directory, a .gguf file or a hub id).")
+        if not any(map(_CHOOSES_MODEL.match, overrides)):
+            overrides.insert(0, "model=local")
+    laid_over = settings_of(values)
+    more = {
+        "progress": progress,
+        "model.model_args.adapter_base": adapter_base,
+        "server.by_name": True if server and server_by_name else None,
+        # lm-evaluation-harness makes its own prompts, from its own setting.
+        "eval.lm_eval.simple_evaluate_args.system_instruction": system_prompt,
+    }
+    laid_over |= {key: value for key, value in more.items() if value is not None}
+    directory = Path(config_dir) if config_dir else None
+    runs = compose_runs(overrides, config_name, directory, metrics, plugins, laid_over)
+    given = {**values, "data": data, "tasks": tasks}
+    return [_with_tasks_or_data(run, given) for run in runs]
+
+
+def _with_tasks_or_data(run: AnyConfig, given: Mapping[str, Any]) -> AnyConfig:
+    from vestige.data.rows import local_data
+
+    is_harness = isinstance(run, HarnessConfig)
+    name = run.name if isinstance(run, HarnessConfig) else run.suite.name
+    for option in METRICS_ONLY if is_harness else TASKS_ONLY:
+        if given.get(option) is not None:
+            raise UserError(f"--{option.replace('_', '-')} means nothing to '{name}'; leave it out.")
+    if isinstance(run, HarnessConfig):
+        tasks = given["tasks"]
+        return run if tasks is None else replace(run, settings={**run.settings, "tasks": tasks})
+    if not given["data"]:
+        return run
+    local = local_data(name, run.settings.get("local_data"), str(given["data"]))
+    return replace(run, missing="skip", local=local)
+
+
+def _trajectory_suite(
+    suite: str | None, benchmark: str | None, views: str | None, config_dir: Any
+) -> tuple[str, list[str]]:
+    """`trajectory-eval --benchmark B` and `B --trajectory-views V` both mean the suite B_trajectory; and the override
+    that chooses the views."""
+    if suite not in TRAJECTORY_SUITES and benchmark is not None:
+        raise UserError("--benchmark belongs to `vestige eval trajectory-eval`; here the suite's name says it.")
+    if views is not None and views not in VIEWS:
+        raise unknown_name("view", views, VIEWS, "(--trajectory-views)")
+    base = benchmark or "tofu" if suite in TRAJECTORY_SUITES else suite or "tofu"
+    wanted = base if "trajectory" in base else f"{base}_trajectory"
+    suites = suite_names()
+    if wanted not in suites and config_dir is None:
+        known = [name.removesuffix("_trajectory") for name in suites if name.endswith("_trajectory")]
+        raise unknown_name("benchmark with trajectories", base, known)
+    if views is None:
+        return wanted, []
+    setting = f"eval.{wanted}.metrics.trajectory_metrics.trajectory_config.include_views"
+    return wanted, [f"{setting}={VIEWS[views]}"]
+
+
+def _task_name(out: Any, model: Any, suite: str | None, overrides: Sequence[str]) -> str:
+    if out:
+        return Path(out).absolute().name.replace("..", "_") or "run"
+    chosen = [word.partition("=")[2] for word in overrides if re.match(r"model=|model.*name_or_path=", word)]
+    name = Path(str(model or (chosen[-1] if chosen else "run"))).name
+    return f"{suite or 'eval'}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name).removesuffix('.gguf')}"
+
+
+# ---- several runs from comma lists ---------------------------------------------------------------------------------
+
+
+def expand_choices(overrides: Sequence[str]) -> list[list[str]]:
+    """Every combination of the values that the overrides list, the last one changing fastest, as Hydra does.
+
+    >>> expand_choices(["a=1,2", "b=x", "c=range(0,2)"])
+    [['a=1', 'b=x', 'c=0'], ['a=1', 'b=x', 'c=1'], ['a=2', 'b=x', 'c=0'], ['a=2', 'b=x', 'c=1']]
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        choices = [
+            [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
+            if o.is_sweep_override()
+            else [str(o.input_line)]
+            for o in parsed
+        ]
+    except HydraException as error:
+        raise UserError(f"--multirun cannot read the overrides: {' '.join(str(error).split())}") from None
+    return [list(combination) for combination in itertools.product(*choices)]
+
+
+def expand_multirun(overrides: Sequence[str], compose: Callable[[list[str]], list[Any]]) -> list[Any]:
+    """The runs of every combination. Where two would write to one directory, each has a folder named by its choices."""
+    combinations = expand_choices(overrides)
+    by_choice = [(_chosen(overrides, words), run) for words in combinations for run in compose(words)]
+    places = [run.output_dir for _, run in by_choice]
+    if len(set(places)) == len(places):
+        return [run for _, run in by_choice]
+    runs = [replace(run, output_dir=run.output_dir / folder) for folder, run in by_choice]
+    places = [run.output_dir for run in runs]
+    if len(set(places)) < len(places):
+        twice = next(p for p in places if places.count(p) > 1)
+        raise UserError(f"Two runs of --multirun would write to {twice}; make task_name differ between them.")
+    return runs
+
+
+def _chosen(before: Sequence[str], after: Sequence[str]) -> Path:
+    """A folder for a combination, from the overrides that had a choice: mia_min_k.k=0.2,seed=1."""
+    words = [a for b, a in zip(before, after, strict=True) if a != b]
+    return Path(re.sub(r"[^A-Za-z0-9._=,-]+", "_", ",".join(words)) or ".")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.data.clusters import check_column
-from vestige.data.context import Context
+from vestige.data.datasets import Context
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.earlier import (
     earlier_results,
@@ -190,7 +190,7 @@ class _Evaluation:
             self.notes += _of_short_names(self.config, prepared)
         clusters = {rows.source: rows.clusters for rows in prepared.rows.values() if rows.clusters}
         if clusters:
-            from vestige.compare.clusters import cluster_notes  # most data has none
+            from vestige.stats.clusters import cluster_notes  # most data has none
 
             self.notes += cluster_notes(clusters)
         check_column(self.config.cluster, list(prepared.rows.values()))

@@ -25,8 +25,7 @@ from vestige.models.fingerprint import (
 )
 from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
 from vestige.models.locate import locate
-from vestige.models.low_precision import cpu_setting
-from vestige.models.quantised import RULE, gguf_context_length
+from vestige.models.quantised import RULE, cpu_setting, gguf_context_length
 from vestige.store.files import versions
 from vestige.types import content_key
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.collect import diffusion as trajectories
-from vestige.collect.answering import Answerer
+from vestige.collect.backend import Backend
 from vestige.data.chat import Encoder
 from vestige.engine.handles import ModelHandle, unquantised
 from vestige.engine.team import Team
@@ -67,7 +67,7 @@ class Collector:
         self, directory: Path, encoder: Encoder, batch_tokens: int | None, max_rows: int | None, progress: bool,
         team: Team,
     ) -> None:  # fmt: skip
-        from vestige.collect.answering import Cost
+        from vestige.collect.backend import Cost
 
         self.directory = directory
         self.team = team
@@ -235,17 +235,17 @@ class Collector:
             return Stage("answers", bounds, label, "answer", lambda model: {"bound": True}, ("errors",))
         return Stage("answers", self._make_answers, label, "tok", lambda m: self._answerer(m).settings("answers"))
 
-    def _answerer(self, model: ModelHandle, place: Path | None = None) -> Answerer:
+    def _answerer(self, model: ModelHandle, place: Path | None = None) -> Backend:
         """Who answers: the model in this process, or the servers that run it."""
-        from vestige.collect.answering import InProcess
+        from vestige.collect.backend import LocalBackend
 
         if model.served is None:
-            return InProcess(model.get(), self.encoder.decode, self.cost, self.batch_tokens, self.max_rows)
+            return LocalBackend(model.get(), self.encoder.decode, self.cost, self.batch_tokens, self.max_rows)
         checking = place is not None and self.directory not in (place, *place.parents)  # made again to be compared
         return model.served.answerer(self.encoder, self.cost, checking)
 
     def _make_answers(self, work: Work) -> Iterable[dict[str, TokenStats]]:
-        from vestige.prefixes import count_nodes
+        from vestige.packed_ids import count_nodes
 
         self.cost.nodes += count_nodes(work.wants)
         # What is ahead is known only once it is packed, and again after memory ran out.
@@ -254,9 +254,9 @@ class Collector:
         )
 
     def _limits(self, loaded: LoadedModel) -> Any:
-        from vestige.collect.answering import InProcess
+        from vestige.collect.backend import LocalBackend
 
-        return InProcess(loaded, None, self.cost, self.batch_tokens, self.max_rows).limits
+        return LocalBackend(loaded, None, self.cost, self.batch_tokens, self.max_rows).limits
 
     def _make_bounds(self, model: ModelHandle, work: Work) -> Iterator[dict[str, TokenStats]]:
         """A diffusion model's answers: the bound and, in a bank of their own, its standard errors."""
@@ -311,12 +311,12 @@ class Collector:
     def _make_texts(
         self, known: Sequence[Target], seen: Mapping[str, TokenStats], work: Work
     ) -> Iterable[dict[str, Text]]:
-        from vestige.collect.prove import draft, prove
+        from vestige.collect.known_prefix import draft_prefixes, known_prefixes
 
         who = self._answerer(work.model, work.place)
         plain = [r for r in work.wants if who.penalty_of(r.decoding) == 1.0]
         unique = {t.key: t for t in known}.values()
-        proven, drafts = (show(plain, unique, seen, who.eos) for show in (prove, draft))
+        proven, drafts = (show(plain, unique, seen, who.eos) for show in (known_prefixes, draft_prefixes))
         return who.write(work.wants, proven, work.done, drafts)
 
     def _make_sampled_texts(self, work: Work) -> Iterable[dict[str, Text]]:
@@ -341,7 +341,7 @@ class Collector:
             return Found()
         out: dict[str, float] = {}
         for path in dict.fromkeys(w.model for w in wants):
-            from vestige.collect.external import Classifier, classifier_identity
+            from vestige.collect.classifier import Classifier, classifier_identity
 
             mine = {w.key: w for w in wants if w.model == path}
             self.classifiers[path] = identity = classifier_identity(path)
@@ -378,7 +378,7 @@ def read_again(bank: Bank[Text], encoder: Encoder, requests: Sequence[Request]) 
 
     Where a stop word ended a text, another decoder may have ended it elsewhere: such are generated again.
     """
-    from vestige.collect.ending import cut_text
+    from vestige.collect.backend import cut_text
 
     asked = {r.key: r for r in requests}
     kept = {k: text for k, text in bank.load().items() if k in asked}

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from vestige.collect.answering import Cost
+from vestige.collect.backend import Cost
 from vestige.engine.handles import ModelHandle
 from vestige.engine.team import Team
 from vestige.errors import UserError
@@ -217,8 +217,8 @@ class Patching:
         """All sources that lack the same examples climb together: normally all of them."""
         if not pending:
             return
+        from vestige.collect.layered_patching import Patcher
         from vestige.collect.patch import check_identity, make_plan
-        from vestige.collect.staircase import Patcher
 
         loaded = self.target.get(self.cost.notes)
         plan = make_plan(loaded.model, self.settings.layers, self.settings.last_layer)

@@ -14,16 +14,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vestige.collect.windows import text_want
+from vestige.collect.backend import text_want
 from vestige.data.chat import decode_texts, make_template
-from vestige.data.context import Context
-from vestige.data.datasets import build_rows, make_context
+from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.rows import MissingData, redirect
 from vestige.engine.config import AnyConfig, RunConfig
 from vestige.errors import UserError
 from vestige.metrics.dialects import Dialect, get_dialect
-from vestige.models.args import choose_device
-from vestige.models.families import CANVAS, NO_DEPTH, NO_LIKELIHOOD
+from vestige.models.args import CANVAS, choose_device
+from vestige.models.families import NO_DEPTH, NO_LIKELIHOOD
 from vestige.models.load import ModelArgs
 from vestige.suites.registry import HANDLERS, TRAJECTORY, Handler, Words
 from vestige.suites.spec import DataSpec, MetricSpec, SuiteSpec

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vestige.compare import bootstrap, vectors
 from vestige.engine.prepare import Prepared
 from vestige.engine.scores import (
     OTHERS,
@@ -32,6 +31,7 @@ from vestige.engine.scores import (
 from vestige.errors import UserError
 from vestige.secrets import expand, hide, unset
 from vestige.show.progress import hushed
+from vestige.stats import bootstrap, vectors
 from vestige.store.comparable import mixture, number_of, refuse_mixture
 from vestige.store.directories import groupings, sha256
 from vestige.store.files import read_scores, result_file

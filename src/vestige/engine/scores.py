@@ -21,25 +21,24 @@ from typing import Any
 
 import numpy as np
 
-from vestige.compare import bootstrap
-from vestige.compare.bootstrap import Sample, Statistic
 from vestige.data.clusters import NONE
 from vestige.engine.prepare import Prepared
 from vestige.errors import UserError, WriteError
 from vestige.metrics.cards import card_of
-from vestige.metrics.utility import TRUTH_RATIO_AGGREGATORS
+from vestige.metrics.memorisation import TRUTH_RATIO_AGGREGATORS
+from vestige.numeric import mean
 from vestige.schema import number
 from vestige.secrets import hidden, hide
 from vestige.show.progress import Bar
+from vestige.stats import bootstrap
+from vestige.stats.bootstrap import Sample, Statistic
 from vestige.store.comparable import Number
 from vestige.store.directories import groupings
 from vestige.store.files import write_json
 from vestige.suites.handlers.common import as_list, row_mean
-from vestige.suites.handlers.from_code import FROM_CODE
-from vestige.suites.postprocess import postprocessed
+from vestige.suites.postprocess import FROM_CODE, postprocessed
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, MissingEvidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.sums import mean
 from vestige.types import NO_RETAIN_LOGS, Array, Grouping, Score
 from vestige.wants import ClassifierWant
 from vestige.writing import remove
@@ -336,7 +335,7 @@ def _entry(e: Estimate, draws: Array | None, resamples: int) -> dict[str, Any]:
     """The interval of a number, or why it has none. Where rows hang together, clusters are the unit."""
     counted: dict[str, Any] = {}
     if e.clustered:
-        from vestige.compare import clusters
+        from vestige.stats import clusters
 
         found = clusters.jackknife(e.statistic, e.samples, e.unit)
         if draws is None:

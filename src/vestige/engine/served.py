@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vestige.collect.answering import Cost, end_words
-from vestige.collect.ending import Ending
+from vestige.collect.backend import Cost, StopRule, end_words
 from vestige.data.chat import Encoder, Template
 from vestige.engine.config import AnyConfig
 from vestige.engine.handles import ModelHandle, handle_of
@@ -123,7 +122,7 @@ class ServedHandle(ModelHandle):
         eos, penalty = generation_facts(self.args, self.tokenizer)
         longest = self.model.facts.longest
         positions = float("inf") if longest is None else float(longest - 1)
-        ending = Ending(encoder.decode, eos, end_words(self.tokenizer, eos), positions)
+        ending = StopRule(encoder.decode, eos, end_words(self.tokenizer, eos), positions)
         answers = ServedAnswers(self.model, Writing(eos, penalty, self.turns), ending, cost, self.spread)
         answers.checking = checking
         return answers

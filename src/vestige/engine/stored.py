@@ -16,16 +16,16 @@ from vestige.engine.scores import Live, Reference, Scoring
 from vestige.errors import MissingPluginError, UserError, unknown_name
 from vestige.integrations.plugins import missing_plugins
 from vestige.io import damaged
+from vestige.metrics.cards import full_name
 from vestige.metrics.dialects import Dialect, get_dialect
-from vestige.metrics.names import full_name
 from vestige.schema import misfit
 from vestige.secrets import expand, unset
 from vestige.store.evidence import Bank
 from vestige.store.files import load_rows, read_ours
 from vestige.store.forms import ResultForm
 from vestige.store.kinds import keys_read, read_manifest
+from vestige.suites.handlers.trajectory import RUNS_MODEL
 from vestige.suites.handlers.trajectory_reading import Moment
-from vestige.suites.handlers.trajectory_scores import RUNS_MODEL
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Found, Words
 from vestige.suites.spec import RESERVED, MetricConfig, MetricSpec, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vestige.metrics.rouge import rouge_scores
+from vestige.metrics.text import rouge_scores
 from vestige.types import IGNORE
 
 

@@ -13,10 +13,10 @@ from typing import Any, TypedDict
 
 from vestige.errors import UserError
 from vestige.metrics.dialects import get_dialect
+from vestige.numeric import mean
 from vestige.schema import check_form
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, canonical
 from vestige.suites.spec import MetricSpec
-from vestige.sums import mean
 from vestige.types import Score
 
 ForeignResults = Mapping[str, Mapping[str, Any]]

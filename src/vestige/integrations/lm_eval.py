@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from vestige.collect.answering import Answerer, Cost
+from vestige.collect.backend import Backend, Cost
 from vestige.errors import UserError, how_to_install, unknown_name
 from vestige.integrations.lm_eval_kept import AnswerPlace, KeptAnswers
 from vestige.integrations.lm_eval_results import blank, read_results
 from vestige.integrations.lm_eval_tasks import Tasks, load_tasks
+from vestige.models.foreign import error_sentence, quiet
 from vestige.models.load import LoadedModel
-from vestige.models.reading import first_line, quiet
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.types import BAD_LOGITS
 
@@ -59,7 +59,7 @@ class ServedSubject:
 
     name: str
     tokenizer: Any
-    answerer: Answerer
+    answerer: Backend
     cost: Cost
     longest: int | None  # tokens that the server reads and writes together
     lacks: str = ""  # why it gives none of its log-probabilities; empty: it does
@@ -97,7 +97,7 @@ def evaluate(
                 kept = _kept(keeping, lm, model, args, draws, watch, warned)
                 raw = simple_evaluate(model=lm, tasks=list(tasks.objects), task_manager=tasks.manager, **args)
         except ValueError as error:
-            raise UserError(f"lm-evaluation-harness refused to run: {first_line(error)}") from error
+            raise UserError(f"lm-evaluation-harness refused to run: {error_sentence(error)}") from error
     assert raw is not None  # None is for the helpers of a distributed run, and ours is not one
     details, summary, data = read_results(raw, tasks.top)
     missing: dict[str, str] = {}
@@ -200,7 +200,7 @@ def _need_harness() -> None:
         import lm_eval.models.huggingface  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"This evaluation needs lm-evaluation-harness ({first_line(error).rstrip('.')}); "
+            f"This evaluation needs lm-evaluation-harness ({error_sentence(error).rstrip('.')}); "
             f"run `{how_to_install('lm-eval')}`."
         ) from None
 

@@ -20,13 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from vestige.collect.answering import Cost
 from vestige.collect.answers import default_limits
+from vestige.collect.backend import Cost, cut_after_end, text_want
 from vestige.collect.bound import DRAWS, BoundCollector
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.safety import learned_positions
 from vestige.collect.tree import Limits
-from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError, unknown_name
 from vestige.integrations.lm_eval_tokens import TokenLM, log
 from vestige.models.diffusion import CanvasPredictor, need_predictor
@@ -190,7 +189,7 @@ class DiffusionLM(TokenLM):
 
     def _text(self, window: list[int]) -> str:
         """Decoded as the harness decodes: special tokens left out, spaces kept. Masks never filled are not text."""
-        ids = [i for i in until_end(window, self.predictor.eos_ids) if i != self.predictor.mask_id]
+        ids = [i for i in cut_after_end(window, self.predictor.eos_ids) if i != self.predictor.mask_id]
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _want(self, context: str, gen_kwargs: Mapping[str, Any], repeat: int) -> tuple[DenoiseWant, list[str]]:

@@ -4,7 +4,7 @@
     loglikelihood_rolling  the same of a whole text, in windows of what the server reads
     generate_until         the server's text, cut at the first stop string
 
-Who answers is handed in by the engine (an Answerer): the same scorer, checks and prefix groups as for metrics. Text
+Who answers is handed in by the engine (an Backend): the same scorer, checks and prefix groups as for metrics. Text
 becomes tokens as the harness does it for a model in process, so that both are asked the same.
 This file is only imported once a served model is to be handed to the harness.
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, reraise_ours
-from vestige.models.reading import first_line
+from vestige.models.foreign import error_sentence
 
 WRAPPER = "vestige_overrides"  # the name of a group that exists for a moment, see _over_known
 
@@ -34,7 +34,7 @@ def load_tasks(asked: Any, include_path: str | None, args: Mapping[str, Any]) ->
     try:
         flat = manager.load(list(objects))  # objects pass through; it refuses a task that is asked for twice
     except ValueError as error:
-        raise UserError(f"eval.lm_eval.tasks cannot be run together: {first_line(error)}") from None
+        raise UserError(f"eval.lm_eval.tasks cannot be run together: {error_sentence(error)}") from None
     unsafe = [name for name, task in flat["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
     if unsafe and not args.get("confirm_run_unsafe_code"):
         raise UserError(
@@ -145,7 +145,7 @@ _HUB = re.compile(r"\bhub\b|offline|huggingface\.co|connect(ion)?\b|max retries"
 
 
 def _explain(name: str, error: Exception) -> UserError:
-    said = first_line(error)
+    said = error_sentence(error)
     if isinstance(error, ConnectionError) or _HUB.search(f"{type(error).__name__} {said}"):
         return UserError(
             f"The data of task '{name}' is on the hub and could not be fetched ({said.rstrip('.')}); go online once, "

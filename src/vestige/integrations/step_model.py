@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from vestige.collect.step_logits import Windows
+from vestige.collect.denoise import Windows
 from vestige.integrations.open_unlearning import (
     Collator,
     TorchRows,

@@ -13,8 +13,8 @@ import torch
 
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
+from vestige.models.load import attach
 from vestige.models.locate import Place, find_directory
-from vestige.models.native import attach
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
-from vestige.judging.runs import JudgeAsk, judge_runs
 from vestige.lab.building import with_threads
 from vestige.lab.diffusion import build_diffusion_lab
 from vestige.lab.llada import NAME as LLADA
@@ -19,6 +18,7 @@ from vestige.show.figures import curves, save
 from vestige.show.progress import hushed
 from vestige.show.tables import table
 from vestige.types import Score
+from vestige.verdict.judge import JudgeAsk, judge_runs
 
 SUITE = "tofu_trajectory"
 METRIC = "trajectory_metrics"

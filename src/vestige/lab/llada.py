@@ -12,8 +12,7 @@ from typing import Any
 
 from vestige.installing import save_pretrained
 from vestige.models.diffusion import mask_predictor
-from vestige.models.families import find_family
-from vestige.models.native import Origin, native_config, save_published
+from vestige.models.families import Origin, find_family, native_config, save_published
 from vestige.unlearn.loop import Training, finetune
 from vestige.unlearn.objectives import ChatRow, MaskedDiffusion
 from vestige.writing import temporary

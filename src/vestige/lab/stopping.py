@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vestige.sums import mean
+from vestige.numeric import mean
 from vestige.unlearn.loop import CAUSAL, Done
 from vestige.unlearn.objectives import ChatRow
 

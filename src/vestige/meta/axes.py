@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vestige.sums import total
+from vestige.numeric import total
 
 EPS = 1e-12
 FLOOR = 0.05

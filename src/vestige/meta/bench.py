@@ -11,8 +11,8 @@ from vestige.meta.faithfulness import RESAMPLES, Faithfulness, faithfulness
 from vestige.meta.numbers import ModelNumbers, Number, same_protocol
 from vestige.meta.pools import AttackedModel, Attacks, Pools
 from vestige.meta.robustness import PARTS, RULES, UTILITY_FILTER, Filters, ModelState, Robustness, robustness
-from vestige.metrics.names import KNOWN, Direction, direction_of, short
-from vestige.sums import mean
+from vestige.metrics.cards import KNOWN, Direction, direction_of, short
+from vestige.numeric import mean
 
 ELSEWHERE = ("retain_", "ra_", "wf_")  # metrics of rows that are not to be forgotten
 Said = Mapping[str, Mapping[str, Any]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vestige.compare import bootstrap, vectors
+from vestige.stats import bootstrap, vectors
 from vestige.types import Array
 
 RESAMPLES = 2000

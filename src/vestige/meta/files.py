@@ -14,7 +14,7 @@ from vestige.meta.bench import AttackVerdict, Judged, PoolVerdict, usable
 from vestige.meta.methods import Methods, from_results, row_json
 from vestige.meta.numbers import read_file
 from vestige.meta.robustness import RULES, Filters, Robustness, overall
-from vestige.metrics.names import KNOWN, Direction, direction_of, short
+from vestige.metrics.cards import KNOWN, Direction, direction_of, short
 from vestige.schema import check_form, number
 from vestige.store.files import versions, write_json
 
@@ -34,7 +34,7 @@ FORMULAS = {
 }
 
 
-# ---- method_results.json -----------------------------------------------------------------------------------------
+# ---- method_results.json ------------------------------------------------------------------------------------------
 
 
 def method_results_json(methods: Methods, floor: float = FLOOR, sources: Mapping[str, Any] | None = None) -> Any:
@@ -75,7 +75,7 @@ def read_utility(path: Path) -> tuple[dict[str, float | None], str]:
     return out, methods.fallback
 
 
-# ---- optimal_thresholds.json -------------------------------------------------------------------------------------
+# ---- optimal_thresholds.json --------------------------------------------------------------------------------------
 
 
 def thresholds_json(judged: Judged) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _on_m(name: str, body: Any, path: Path) -> float:
     return direction_of(name).m(float(value))
 
 
-# ---- meta_eval.json ----------------------------------------------------------------------------------------------
+# ---- meta_eval.json -----------------------------------------------------------------------------------------------
 
 
 def meta_eval_json(
@@ -283,7 +283,7 @@ def _robust_json(v: AttackVerdict) -> dict[str, Any]:
     }
 
 
-# ---- usable_models.json ------------------------------------------------------------------------------------------
+# ---- usable_models.json -------------------------------------------------------------------------------------------
 
 
 def usable_json(

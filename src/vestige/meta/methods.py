@@ -11,7 +11,7 @@ from vestige.errors import UserError
 from vestige.meta.axes import AXES, FLOOR, MEM, MIA, PARTS, UTILITY, Axes, axes
 from vestige.meta.numbers import ModelNumbers, Number, same_protocol, with_similarities, without_settings
 from vestige.meta.pools import PoolFile, has_slots, read_pool_file
-from vestige.metrics.names import schema_protocol
+from vestige.metrics.cards import schema_protocol
 from vestige.schema import check_form
 
 # Part of an axis -> the metric it comes from; Mem's parts are 1 - x.

@@ -16,7 +16,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.meta.axes import similarity
-from vestige.metrics.names import ENTITY, short, unlike_published
+from vestige.metrics.cards import ENTITY, short, unlike_published
 from vestige.store.comparable import UNSTATED, Number, mixture, number_of
 
 
@@ -34,7 +34,7 @@ class ModelNumbers:
         return None if found is None else found.value
 
 
-# ---- one model ---------------------------------------------------------------------------------------------------
+# ---- one model ----------------------------------------------------------------------------------------------------
 
 
 def result_files(path: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from vestige.meta.numbers import (
     read_run,
     with_similarities,
 )
-from vestige.metrics.names import schema_protocol, short
+from vestige.metrics.cards import schema_protocol, short
 from vestige.schema import check_form
 
 WRITTEN = "numbers in "  # how the source of plain numbers begins
@@ -58,7 +58,7 @@ class _File(TypedDict, total=False):
     models: list[_Slot]
 
 
-# ---- the YAML file -----------------------------------------------------------------------------------------------
+# ---- the YAML file ------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -178,7 +178,7 @@ def read_pool_file(path: Path, needed: Sequence[str]) -> PoolFile:
     return PoolFile(path, body)
 
 
-# ---- what the three questions need ------------------------------------------------------------------------------
+# ---- what the three questions need --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vestige.compare import bootstrap, vectors
 from vestige.meta.faithfulness import RESAMPLES, Interval
-from vestige.sums import mean
+from vestige.numeric import mean
+from vestige.stats import bootstrap, vectors
 
 EPS = 1e-12
 UTILITY_FILTER = 0.8

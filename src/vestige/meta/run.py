@@ -24,9 +24,9 @@ from vestige.meta.pools import Attacks, read_pools
 from vestige.meta.tree import methods_of, read_tree, root_of
 from vestige.meta.tree_meta import attack_files, attacks_from, faithfulness_file
 from vestige.meta.verdict_bench import BENCH, FACTS, bench_json, bench_lines, facts_json, read_bench
+from vestige.numeric import number
 from vestige.show.tables import span, table
 from vestige.store.directories import writing
-from vestige.sums import number
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from vestige.errors import UserError
 from vestige.meta.axes import FLOOR, similarity
 from vestige.meta.methods import SOURCES, UDS_ENDS, Methods, facts_of, from_models
 from vestige.meta.numbers import ModelNumbers, Number, joined, read_file
-from vestige.metrics.names import CHAT, ENTITY, short
+from vestige.metrics.cards import CHAT, ENTITY, short
 from vestige.schema import check_form
 
 TreeValues = dict[str, Any]

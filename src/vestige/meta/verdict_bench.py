@@ -16,14 +16,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from vestige.compare.contrast import Contrast
-from vestige.compare.facts import AttackCurve, AttackPoint, AuditFacts, Measure, SecretCounts
-from vestige.compare.rule import DEEP, RULE, TITLES, VerdictRule
-from vestige.compare.verdict import verdict
 from vestige.errors import UserError
-from vestige.judging.runs import JudgeAsk, facts_in
 from vestige.show.tables import table
+from vestige.stats.contrast import Contrast
 from vestige.store.files import read_ours
+from vestige.verdict.facts import AttackCurve, AttackPoint, AuditFacts, Measure, SecretCounts
+from vestige.verdict.judge import JudgeAsk, facts_in, verdict
+from vestige.verdict.rule import DEEP, RULE, TITLES, VerdictRule
 
 TRUTH, FACTS, BENCH = "truth.json", "verdict_facts.json", "verdict_bench.json"
 WORDS = tuple(TITLES)
@@ -106,7 +105,7 @@ TARGETS = (
 )
 
 
-# ---- reading -----------------------------------------------------------------------------------------------------
+# ---- reading ------------------------------------------------------------------------------------------------------
 
 
 def read_bench(path: Path) -> list[BenchModel]:
@@ -165,7 +164,7 @@ def _point(body: Mapping[str, Any]) -> AttackPoint:
     return AttackPoint(**{**body, "contrast": body["contrast"] and Contrast(**body["contrast"])})
 
 
-# ---- counting ----------------------------------------------------------------------------------------------------
+# ---- counting -----------------------------------------------------------------------------------------------------
 
 
 def bench_json(models: Sequence[BenchModel], rule: VerdictRule = RULE) -> dict[str, Any]:
@@ -212,7 +211,7 @@ def _rates(counts: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
     return out
 
 
-# ---- showing -----------------------------------------------------------------------------------------------------
+# ---- showing ------------------------------------------------------------------------------------------------------
 
 
 def bench_lines(body: Mapping[str, Any], part: str = "table") -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import comb, log
 from typing import Any
 
 import numpy as np
@@ -232,3 +233,232 @@ def first_turn_coverage(lengths: Sequence[int]) -> dict[str, float]:
         "collapse/first_turn_num_valid": valid,
         "collapse/first_turn_valid_rate": valid / len(lengths) if lengths else 0.0,
     }
+
+
+# ---- What RAGEN's 29 collapse numbers leave open: distinct prompts, exact chance, what is attainable, and chan
+#
+# Here every prompt is one column, however often it was sampled, so that the bound is log of the prompts there are.
+
+LEVEL = 0.95
+RESAMPLES = 1000
+
+
+def exact_chance(cross: Cross, k: int) -> float:
+    """The expected top-k accuracy of a blind guess: 1 - C(N - c, k) / C(N, k), c columns holding the own prompt.
+
+    >>> cross = Cross(np.zeros((1, 4)), np.ones(1), np.zeros(1, int), np.arange(4))
+    >>> exact_chance(cross, 2)
+    0.5
+    """
+    columns = cross.sums.shape[1]
+    used = min(k, columns)
+    return float(np.mean([1 - comb(columns - int(c), used) / comb(columns, used) for c in cross.copies]))
+
+
+def balance(cross: Cross) -> Array:
+    """Weights that make every prompt count the same, however many rows it has."""
+    _, where, counts = np.unique(cross.own_prompt, return_inverse=True, return_counts=True)
+    weights: Array = 1.0 / (len(counts) * counts[where])
+    return weights
+
+
+def gains(cross: Cross) -> tuple[Array, Array]:
+    """Pointwise information of each row, per token and per sequence, with every prompt once."""
+    one = cross.distinct()
+    return tuple(matched(a, one.own) - marginal(a) for a in (one.means, one.sums))  # type: ignore[return-value]
+
+
+def extras(cross: Cross) -> dict[str, float]:
+    """The counts, bounds and levels that follow from the matrix without chance."""
+    token, seq = gains(cross)
+    weights = balance(cross)
+    out: dict[str, float] = {
+        "n_rows": cross.sums.shape[0],
+        "n_columns": cross.sums.shape[1],
+        "n_prompts_distinct": len(np.unique(cross.prompts)),
+        "mi_bound_attainable": float(np.mean([log(cross.sums.shape[1] / c) for c in cross.copies])),
+        "mi_distinct_columns": float(token.mean()),
+        "mi_seq_distinct_columns": float(seq.mean()),
+        "mi_distinct_columns_prompt_balanced": float(token @ weights),
+        "mi_seq_distinct_columns_prompt_balanced": float(seq @ weights),
+    }
+    return out | {f"retrieval_chance_exact@{k}": exact_chance(cross, k) for k in (1, *TOP_K)}
+
+
+def _row_values(cross: Cross) -> dict[str, Array]:
+    """Per-row values whose means are the numbers of the same name: an interval belongs to exactly one number."""
+    means, sums = cross.means, np.asarray(cross.sums, float)
+    best = np.asarray(cross.prompts)[np.argmax(means, axis=1)]
+    token, seq = gains(cross)
+    return {
+        "mi_estimate": matched(means, cross.own) - marginal(means),
+        "mi_seq_estimate": matched(sums, cross.own) - marginal(sums),
+        "mi_distinct_columns": token,
+        "mi_seq_distinct_columns": seq,
+        "retrieval_accuracy": (best == cross.own_prompt).astype(float),
+        "conditional_entropy_est": -matched(means, cross.own),
+        "reasoning_entropy_est": -marginal(means),
+    }
+
+
+def intervals(cross: Cross, rng: np.random.Generator, resamples: int = RESAMPLES) -> dict[str, tuple[float, float]]:
+    """95 % intervals with prompts, not rows, drawn again: rows of one prompt are not independent.
+
+    The mixture stays that of all prompts. With fewer than two prompts there is nothing to draw.
+    """
+    prompts, where = np.unique(cross.own_prompt, return_inverse=True)
+    if len(prompts) < 2 or resamples < 1:
+        return {}
+    drawn = rng.multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)), size=resamples)
+    weights = drawn[:, where].astype(float)
+    weights /= weights.sum(axis=1, keepdims=True)
+    tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    out = {}
+    for name, values in _row_values(cross).items():
+        low, high = np.quantile(weights @ values, tails)
+        out[name] = (float(low), float(high))
+    return out
+
+
+def permutation_null(cross: Cross, rng: np.random.Generator, resamples: int = RESAMPLES) -> dict[str, float]:
+    """What the numbers are when rows are dealt to prompts at random, and how often that is at least as large."""
+    one = cross.distinct()
+    if one.sums.shape[1] < 2 or len(one.own) < 2 or resamples < 1:
+        return {}
+    dealt = rng.permuted(np.tile(one.own, (resamples, 1)), axis=1)
+    rows = np.arange(len(one.own))
+    mix = marginal(one.sums)
+    best = np.argmax(one.means, axis=1)
+    info = (one.sums[rows, dealt] - mix).mean(axis=1)
+    found = (best[None, :] == dealt).mean(axis=1)
+    seen_info, seen_found = float((one.sums[rows, one.own] - mix).mean()), float((best == one.own).mean())
+    return {
+        "mi_seq_null_mean": float(info.mean()),
+        "mi_seq_null_p": _tail(info, seen_info),
+        "retrieval_null_mean": float(found.mean()),
+        "retrieval_null_p": _tail(found, seen_found),
+        "null_p_smallest": smallest_p(one.own),
+    }
+
+
+def smallest_p(own: Array) -> float:
+    """The smallest p-value there can be: one over the number of ways to deal the rows to the prompts.
+
+    >>> smallest_p(np.asarray([0, 0, 1, 1]))  # six ways
+    0.16666666666666666
+    """
+    left, ways = len(own), 1
+    for count in np.unique(own, return_counts=True)[1].tolist():
+        ways *= comb(left, count)
+        left -= count
+    return 1 / ways
+
+
+def _tail(null: Array, seen: float) -> float:
+    """The one-sided p-value; the observed dealing is one of the possible ones, so it is never 0."""
+    slack = 1e-12 * max(1.0, abs(seen))  # the observed dealing, met again, must not be missed by rounding
+    return float((1 + (null >= seen - slack).sum()) / (1 + len(null)))
+
+
+# ---- Collapse numbers in words: a verdict, and the caveats that apply to the numbers at hand ----------------------
+
+SIGNIFICANT = 0.05
+STRONG = 0.5  # of the way from chance to certainty
+NOISE = {"mi_estimate": 0.05, "mi_seq_estimate": 1.0}  # nats; below zero by less than this may be noise
+EPS_SHARE = 10.0  # a spread below so many std_eps leaves the z-score to std_eps
+FLAT = 0.1  # nats per token: hardly any choice left
+
+CollapseNumbers = Mapping[str, float | None]
+Spans = Mapping[str, tuple[float, float]]
+
+
+def dependence(metrics: CollapseNumbers) -> str:
+    """Across inputs: does the reasoning say which prompt it was written for?"""
+    accuracy = metrics.get("retrieval_accuracy")
+    chance = metrics.get("retrieval_chance_exact@1", metrics.get("retrieval_chance_level"))
+    if accuracy is None or chance is None:
+        return "cannot tell"
+    if chance >= 1:
+        return "cannot tell: there is only one prompt to choose from"
+    p = _least(metrics.get("retrieval_null_p"), metrics.get("mi_seq_null_p"))
+    share = (accuracy - chance) / (1 - chance)
+    words = f"own prompt found for {accuracy:.0%} of rows, chance {chance:.0%}"
+    if p is not None:
+        words += f", p = {p:.2g}"
+    if p is not None and p > SIGNIFICANT and 2 * (metrics.get("null_p_smallest") or 0) > SIGNIFICANT:
+        return f"too few rows to tell ({words})"
+    if p is not None and p > SIGNIFICANT:
+        return f"no dependence on the prompt can be seen ({words})"
+    if share >= STRONG:
+        return f"reasoning depends on its prompt ({words})"
+    if p is None and share <= 0:
+        return f"no dependence on the prompt can be seen ({words})"
+    return f"reasoning depends weakly on its prompt ({words})"
+
+
+def _least(*values: float | None) -> float | None:
+    """The smaller of two p-values, doubled for having looked twice."""
+    known = [v for v in values if v is not None]
+    return min(1.0, len(known) * min(known)) if known else None
+
+
+def variability(metrics: CollapseNumbers) -> str:
+    """Within one input: is there still a choice?"""
+    entropy = metrics.get("conditional_entropy_est")
+    if entropy is None:
+        return "cannot tell"
+    if entropy < FLAT:
+        return f"nearly fixed text for each prompt ({entropy:.3f} nats per token)"
+    return f"varies under one prompt ({entropy:.2f} nats per token)"
+
+
+def verdict(metrics: CollapseNumbers) -> str:
+    """Both quantities in one sentence."""
+    return f"{dependence(metrics)}; {variability(metrics)}"
+
+
+def caveats(metrics: CollapseNumbers, std_eps: float, spans: Spans | None = None) -> list[str]:
+    """What must be known to read these numbers, only where it applies."""
+    spans = spans or {}
+    out = []
+    out += _negative(metrics, spans)
+    for variant in ("", "_seq"):
+        spread = metrics.get(f"marginal_std{variant}")
+        if spread is not None and spread < EPS_SHARE * std_eps:
+            out.append(
+                f"mi_zscore{variant} is dominated by std_eps (marginal_std{variant} is {spread:.2g}, "
+                f"std_eps {std_eps:.2g}); read marginal_std{variant} and mi_estimate instead"
+            )
+    token, seq = metrics.get("mi_estimate"), metrics.get("mi_seq_estimate")
+    if token is not None and seq is not None and token * seq < 0:
+        out.append(
+            f"mi_estimate ({token:.3g}) and mi_seq_estimate ({seq:.3g}) have different signs: only the latter "
+            "estimates mutual information; the per-token one is a length-normalised score"
+        )
+    columns, prompts = metrics.get("n_columns"), metrics.get("n_prompts_distinct")
+    if columns and prompts and prompts < columns:
+        out.append(
+            f"{columns:.0f} columns hold only {prompts:.0f} distinct prompts: at most "
+            f"{metrics.get('mi_bound_attainable') or 0:.3g} nats can be reached, not mi_upper_bound"
+        )
+    return out
+
+
+def _negative(metrics: CollapseNumbers, spans: Spans) -> list[str]:
+    """Below zero: noise if a little, a sign of foreign text if surely and by much."""
+    out = []
+    for name in ("mi_estimate", "mi_seq_estimate"):
+        value = metrics.get(name)
+        if value is None or value >= 0:
+            continue
+        if value > -NOISE[name]:
+            out.append(
+                f"{name} is {value:.3g}: a small negative value is noise around no dependence, "
+                "not a violation of information theory"
+            )
+        elif name == "mi_seq_estimate" and name in spans and spans[name][1] < 0:
+            out.append(
+                f"{name} is {value:.3g}, surely below zero: the reasoning is unlikely under its own prompts, so this "
+                "model probably did not write it"
+            )
+    return out

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.models.families import KINDS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "eager", "sdpa", "flash_attention_2")
 QUANTIZATIONS = ("4bit", "8bit")
+CANVAS = "diffusion_gemma"  # the kind, and the sampler, of models that refine whole canvases (models/diffusion.py)
+KINDS = ("masked", "llada", "dream", "adapted", CANVAS)  # how a diffusion model wants to be asked
 COMPUTE_DTYPES = ("bfloat16", "float16", "float32")  # the first is the default, as in published robustness tests
 
 # Keys of `extra` that say how to fetch files, not what the model is.

@@ -165,9 +165,8 @@ def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 # ---- Packed trees without a dense mask: torch's FlexAttention, with the rule of the tree instead of its cells -------
-# Off unless `FLEX_TREES` is set: on a GPU, where it is meant to help, it has never run (docs/gpu.md). The kernel is compiled
-# on first use. Which blocks of a row hide everything is found once per batch, and all layers share it.
-
+# Off unless `FLEX_TREES` is set: on a GPU, where it is meant to help, it has never run (docs/gpu.md). The kernel is
+# compiled on first use. Which blocks of a row hide everything is found once per batch, and all layers share it.
 FLEX_TREES = False  # only for models with sdpa attention
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
 from vestige.models import families
-from vestige.models.families import CANVAS, KINDS
+from vestige.models.args import CANVAS, KINDS
 
 if TYPE_CHECKING:
     import torch

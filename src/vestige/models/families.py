@@ -1,7 +1,7 @@
 """Diffusion families: how each is recognised, and how it wants to be asked. `FAMILIES` is the one table.
 
     config.json --diffusion_kind--> how it wants to be asked (models/diffusion.py)
-    config.json --find_family--> Family, whose files are read into transformers' own class (models/native.py)
+    config.json --find_family--> Family, whose files are read into transformers' own class (models/families.py)
 
 A published family that is one of transformers' architectures under other names loads without its authors' code, which
 newer versions of transformers no longer run; one that is a renamed Llama is one entry. No model is built here, and
@@ -10,17 +10,26 @@ torch is not needed: the command line asks this file what a checkpoint is.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.installing import filling, save_pretrained
+from vestige.models.args import CANVAS
+from vestige.models.foreign import error_sentence
+from vestige.models.locate import SMALL_FILES
+from vestige.secrets import without_secrets
+from vestige.writing import copy_file, write_bytes
 
 FamilyConfig = Mapping[str, Any]
-CANVAS = "diffusion_gemma"  # the kind, and the sampler, of models that refine whole canvases (models/diffusion.py)
-KINDS = ("masked", "llada", "dream", "adapted", CANVAS)  # how a model wants to be asked
 # What is not computed for such models, and why.
 NO_DEPTH = (
     "a depth score patches states of an answer that is read from left to right, and a diffusion model looks both ways "
@@ -272,3 +281,240 @@ def auto_class(kind: str | None, config: FamilyConfig) -> str:
 
 def has_pictures(config: FamilyConfig) -> bool:
     return config.get("model_type") == CANVAS and bool(config.get("vision_config"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A published family's files as a model of transformers' own class: its settings and its tensors by their names there.
+#
+# Family, config.json --native_config--> a config of transformers' class tensors of the files --renamings--> its
+# parameters (while they are read: no tensor is copied)
+#
+# What an entry of models/families.py does not cover is refused by name, because a model with a setting that was passed
+# over would compute other numbers without a word. Callers: load.py, checks.py, adapters.py, tokenizer.py and
+# publish.py of this room, costs/depth.py.
+
+# Settings of a published config that say nothing of what the model computes, or that would call for its code.
+NOT_OURS = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype", "_name_or_path")
+# Settings that both sides call by the same name where a family has names of its own for the rest.
+COMMON = ("eos_token_id", "bos_token_id", "pad_token_id", "mask_token_id", "use_cache", "quantization_config")
+# What must be a whole number above zero, by transformers' names; a negative depth would build an empty model.
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+
+
+def native_settings(family: Family, config: FamilyConfig, name: str) -> dict[str, Any]:
+    """The config of transformers' own class, as a dict; what the mapping does not cover is refused."""
+    for setting, covered in family.only.items():
+        if config.get(setting) not in covered:
+            raise _not_covered(family, setting, config, covered, name)
+    if family.settings:
+        needed = [p for p in family.settings.values() if p not in config and p != "attention_dropout"]
+        if needed:
+            raise UserError(f"The config.json of '{name}' lacks {', '.join(needed)}; copy or download it again.")
+        out = {ours: config[theirs] for ours, theirs in family.settings.items() if theirs in config}
+        out |= {key: config[key] for key in COMMON if key in config}
+        out.setdefault("bos_token_id", None)  # otherwise Llama's own, which is some other token here
+    else:
+        out = {key: value for key, value in config.items() if key not in NOT_OURS}
+    out |= {"model_type": family.native} | (family.derive(config) if family.derive else {})
+    out["dtype"] = config.get("dtype") or config.get("torch_dtype")
+    _check_sizes(family, out, name)
+    return out
+
+
+def understood(config: FamilyConfig, name: str = "") -> FamilyConfig:
+    """A config.json by transformers' names, whatever its family calls them."""
+    family = find_family(config)
+    return native_settings(family, config, name) if family else config
+
+
+def native_config(family: Family, config: FamilyConfig, name: str) -> Any:
+    """The same as an object of transformers' class."""
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    settings = native_settings(family, config, name)
+    kind = settings.pop("model_type")
+    try:
+        return transformers.AutoConfig.for_model(kind, **settings)
+    except (StrictDataclassError, AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(
+            f"The config.json of '{name}' ({family.title}) cannot be used: {error_sentence(error)}"
+        ) from None
+
+
+def _check_sizes(family: Family, settings: dict[str, Any], name: str) -> None:
+    for key in SIZES:
+        value = settings.get(key)
+        if value is None and key in ("num_key_value_heads", "max_position_embeddings"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            theirs = family.settings.get(key, key)
+            raise UserError(
+                f"The config.json of '{name}' gives {theirs} as {value!r}, where a whole number above 0 should be; "
+                "copy or download it again."
+            )
+    heads, shared = settings["num_attention_heads"], settings.get("num_key_value_heads") or 1
+    if heads % shared:
+        raise UserError(
+            f"The config.json of '{name}' shares {shared} key/value heads among {heads} heads, which does not come "
+            "out even; copy or download it again."
+        )
+
+
+def _not_covered(family: Family, setting: str, config: FamilyConfig, covered: tuple[Any, ...], name: str) -> UserError:
+    value = repr(config[setting]) if setting in config else "missing"
+    wanted = ", ".join(repr(v) for v in covered if v is not None) or "null"
+    return UserError(
+        f"'{name}' is a {family.title} model whose {setting} is {value} in its config.json; only {wanted} is "
+        f"covered by loading it as {family.native}, so its numbers would be wrong."
+    )
+
+
+# ---- names of tensors -------------------------------------------------------------------------------------------
+
+
+def renamings(family: Family) -> dict[str, str] | None:
+    """Patterns of published tensor names and what replaces them, as from_pretrained takes them (key_mapping).
+
+    >>> renamings(find_family({"model_type": "llada"}))["^model\\\\.transformer\\\\.ff_out"]
+    'lm_head'
+    """
+    return {_pattern(a): b.replace("{n}", r"\1") for a, b in family.modules.items()} or None
+
+
+def native_name(family: Family, name: str) -> str:
+    """transformers' name of a published tensor or module; names that the table lacks stay as they are."""
+    return _renamed(name, tuple(family.modules.items()))
+
+
+def published_name(family: Family, name: str) -> str:
+    """The published name of a tensor or module of the loaded model.
+
+    >>> published_name(find_family({"model_type": "llada"}), "model.layers.3.mlp.down_proj.weight")
+    'model.transformer.blocks.3.ff_out.weight'
+    """
+    return _renamed(name, tuple((b, a) for a, b in family.modules.items()))
+
+
+def _renamed(name: str, pairs: Iterable[tuple[str, str]]) -> str:
+    for source, target in pairs:
+        found = _compiled(source).match(name)
+        if found:
+            return found.expand(target.replace("{n}", r"\1")) + name[found.end() :]
+    return name
+
+
+@cache
+def _compiled(source: str) -> re.Pattern[str]:
+    return re.compile(_pattern(source) + r"(?!\w)")
+
+
+def _pattern(source: str) -> str:
+    return "^" + r"(\d+)".join(re.escape(part) for part in source.split("{n}"))
+
+
+# ---- A family that was read into transformers' own class, written again in its published layout ---------------------
+
+SHARD = "5GB"  # as transformers cuts them
+WRITTEN = ("config.json", "adapter_config.json", "*.index.json")  # of the small files: ours, not the original's
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The published files that a loaded model came from."""
+
+    family: Family
+    config: Mapping[str, Any]
+    directory: Path
+
+
+def save_published(model: Any, origin: Origin, directory: Path, shard: str = SHARD) -> None:
+    """Config, tensors, tokenizer files and code as they were published, with this model's numbers.
+
+    What reads the original reads this: transformers' names and settings are nowhere in it.
+    """
+    if getattr(model, "is_quantized", False):
+        raise UserError(
+            f"A {origin.family.title} model can only be saved in its published layout unquantised; leave "
+            "`quantization` out."
+        )
+    with filling(directory) as made:
+        _copy_files(origin.directory, made)
+        if hasattr(model, "peft_config"):
+            _write_adapter(model, origin.family, made)
+            return
+        write_bytes(made / "config.json", (json.dumps(_config(model, origin), indent=2) + "\n").encode())
+        _write_tensors({published_name(origin.family, k): v for k, v in _tensors(model).items()}, made, shard)
+
+
+def _write_adapter(model: Any, family: Family, directory: Path) -> None:
+    """The adapter alone, under the names that the published code gives its modules.
+
+    The configuration lists every module by its full published name: short ones can mean two things there (`ff_out` is
+    an MLP's output and the head).
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    prefix = "base_model.model."
+    tensors = get_peft_model_state_dict(model)
+    named = {prefix + published_name(family, key.removeprefix(prefix)): value for key, value in tensors.items()}
+    save_file({key: value.contiguous() for key, value in named.items()}, directory / "adapter_model.safetensors")
+    config = copy.deepcopy(model.peft_config[model.active_adapter])
+    config.target_modules = {published_name(family, name) for name in model.targeted_module_names}
+    config.inference_mode = True
+    save_pretrained(directory, config)
+
+
+def _config(model: Any, origin: Origin) -> dict[str, Any]:
+    """The published config; only what training may change is of this model: the rows of its table and the dtype."""
+    config = without_secrets(dict(origin.config))
+    dtype = str(model.dtype).removeprefix("torch.")
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
+    rows = model.get_input_embeddings().num_embeddings
+    for key in ("embedding_size", "vocab_size"):
+        if config.get(key) is not None:
+            if config[key] != rows:
+                config[key] = rows
+            break
+    return config
+
+
+def _tensors(model: Any) -> dict[str, Any]:
+    """Every tensor once: a head that is the embedding table is not written, as its config says that it is tied."""
+    out = dict(model.state_dict())
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and head.weight is table.weight:
+        out.pop("lm_head.weight", None)
+    return out
+
+
+def _write_tensors(tensors: Mapping[str, Any], directory: Path, shard: str) -> None:
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    split = split_torch_state_dict_into_shards(
+        dict(tensors), filename_pattern="model{suffix}.safetensors", max_shard_size=shard
+    )
+    for file, names in split.filename_to_tensors.items():
+        save_file({n: tensors[n].contiguous() for n in names}, directory / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        path = directory / "model.safetensors.index.json"
+        write_bytes(path, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _copy_files(source: Path, directory: Path) -> None:
+    """Tokenizer, chat template, generation settings and code, byte for byte."""
+    for file in sorted(source.iterdir()):
+        kept = any(fnmatch(file.name, p) for p in SMALL_FILES) and not any(fnmatch(file.name, p) for p in WRITTEN)
+        if kept and file.is_file():
+            copy_file(file, directory / file.name)

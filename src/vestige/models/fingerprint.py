@@ -39,10 +39,9 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.models.args import HUB_KEYS, ModelArgs, choose_attention, choose_device
-from vestige.models.checks import check_weights
+from vestige.models.checks import ALLOW_UNUSED, check_weights
 from vestige.models.families import find_family, plugged_family
 from vestige.models.locate import Place, locate, read_json, weight_names
-from vestige.models.reading import ALLOW_UNUSED
 from vestige.types import content_key
 from vestige.writing import claim, write_bytes
 

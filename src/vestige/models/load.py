@@ -12,6 +12,7 @@ torch, transformers and peft are imported inside functions: the command line imp
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,31 +32,45 @@ from vestige.models.args import (
     needed_bytes,
     quantization_config,
 )
-from vestige.models.checks import check_architecture, check_place, tensor_names
-from vestige.models.families import CANVAS, Family, auto_class, diffusion_kind, find_family, has_pictures
-from vestige.models.fingerprint import FileWatch, fingerprint_module
-from vestige.models.locate import Place, locate, read_json, weight_names
-from vestige.models.low_precision import check_low_precision
-from vestige.models.native import attach, native_config, native_name, published_name, renamings
-from vestige.models.quantised import forget_parsed, parsed_once
-from vestige.models.reading import (
+from vestige.models.checks import (
     ALLOW_UNUSED,
+    check_architecture,
+    check_place,
     check_report,
+    refuse_doubles,
+    refuse_gaps,
+    some,
+    tensor_names,
+)
+from vestige.models.families import (
+    CANVAS,
+    Family,
+    auto_class,
+    diffusion_kind,
+    find_family,
+    has_pictures,
+    native_config,
+    native_name,
+    published_name,
+    renamings,
+)
+from vestige.models.fingerprint import FileWatch, fingerprint_module
+from vestige.models.foreign import (
     code_files,
-    first_line,
+    error_sentence,
     foreign_code,
     is_foreign,
     own_memory,
     quiet,
-    refuse_doubles,
-    some,
     watch_forward,
 )
+from vestige.models.locate import Place, locate, read_json, weight_names
+from vestige.models.quantised import check_low_precision, forget_parsed, parsed_once
 from vestige.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:  # most models are not diffusion models
     from vestige.models.diffusion import Canvases, MaskPredictor
-    from vestige.models.native import Origin
+    from vestige.models.families import Origin
 
 __all__ = ["LoadedModel", "ModelArgs", "is_diffusion", "load_model", "load_tokenizer", "wrap_model"]
 
@@ -77,7 +92,7 @@ class LoadedModel:
     quantization: str | None = None
     compute_dtype: str | None = None  # of 4-bit layers
     diffusion: MaskPredictor | None = None  # how to ask a diffusion model; None for causal ones
-    origin: Origin | None = None  # the published files of a family that was translated (models/native.py)
+    origin: Origin | None = None  # the published files of a family that was translated (models/families.py)
     notes: list[str] = field(default_factory=list)
     watch: FileWatch | None = None  # the files it was read from; None for a model that was in memory
 
@@ -122,7 +137,7 @@ def load_model(args: ModelArgs) -> LoadedModel:
 
         check_causal(model, args.path)
     if family:
-        from vestige.models.native import Origin
+        from vestige.models.families import Origin
 
         loaded.origin = Origin(family, whole.config, whole.directory)
     return loaded
@@ -364,6 +379,89 @@ def _explain(error: BaseException, place: Place, device: str) -> UserError:
             "or device_map=auto."
         )
     if isinstance(error, ImportError):
-        return UserError(f"'{place.name}' needs a package that is not installed: {first_line(error)}")
-    said = first_line(error) if isinstance(error, OSError | RuntimeError | ValueError) else f"{named(error)}."
+        return UserError(f"'{place.name}' needs a package that is not installed: {error_sentence(error)}")
+    said = error_sentence(error) if isinstance(error, OSError | RuntimeError | ValueError) else f"{named(error)}."
     return UserError(f"'{place.name}' could not be loaded: {said}")
+
+
+# ---- PEFT adapters: put on their base, and translated where they were trained on the published code of a family -----
+# Such an adapter calls modules by the published names (`blocks.3.ff_out`), in its tensors and in its configuration.
+# Which modules its configuration means is asked of peft itself, with the published names: suffixes, patterns and ranges
+# of layers keep their meaning, and what they picked is handed on as full names.
+
+# Settings of adapters that name modules in ways which are not translated.
+UNTRANSLATED = ("target_parameters", "layer_replication", "trainable_token_indices", "megatron_config")
+
+
+def attach(model: Any, place: Place, family: Family | None) -> tuple[Any, list[str]]:
+    """Put the adapter on its base and leave it separate, since merging rounds in low precision."""
+    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
+
+    assert place.base is not None
+    with quiet():
+        saved = load_peft_weights(str(place.directory), device="cpu")
+        more: dict[str, Any] = {}
+        # An adapter that was trained on the native model does not carry the published names.
+        if family is not None and any(native_name(family, _plain(key)) != _plain(key) for key in saved):
+            more = {"config": _translated(model, place, family), "key_mapping": renamings(family)}
+            saved = load_peft_weights(str(place.directory), device="cpu", key_mapping=renamings(family))
+        names = set(saved)
+        model = PeftModel.from_pretrained(model, str(place.directory), is_trainable=False, **more)
+        expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+    refuse_gaps(place.name, expected - names, hint="check it against its adapter_config.json")
+    # An adapter may also carry whole layers of the base (resized embeddings).
+    own = {name.replace(".base_layer.", ".") for name in model.get_base_model().state_dict()}
+    stray = sorted(key for key in names - expected if _plain(key) not in own)
+    if stray:
+        raise UserError(
+            f"Some tensors of the adapter '{place.name}' fit nowhere in '{place.base.name}': "
+            f"{some(stray)}; check base_model_name_or_path in its adapter_config.json."
+        )
+    return model, [f"adapter '{place.name}' on base '{place.base.name}', not merged."]
+
+
+def _plain(key: str) -> str:
+    return key.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def _translated(model: Any, place: Place, family: Family) -> Any:
+    """The adapter's configuration by transformers' names of the modules."""
+    from peft import PeftConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    config: Any = PeftConfig.from_pretrained(str(place.directory))
+    stuck = [key for key in UNTRANSLATED if getattr(config, key, None)]
+    if stuck:
+        raise UserError(
+            f"The adapter '{place.name}' sets {stuck[0]}, which cannot be translated from the names of "
+            f"{family.title}'s published code; merge it with that code and give the merged model."
+        )
+    names = {published_name(family, name): name for name, _ in model.named_modules() if name}
+    targets = [
+        ours
+        for theirs, ours in names.items()
+        if check_target_module_exists(config, theirs) is True
+        or isinstance(check_target_module_exists(config, theirs), re.Match)
+    ]
+    for pattern in ("rank_pattern", "alpha_pattern"):
+        if getattr(config, pattern, None):
+            setattr(config, pattern, _by_full_name(getattr(config, pattern), names))
+    if getattr(config, "modules_to_save", None):
+        kept = config.modules_to_save
+        config.modules_to_save = [o for t, o in names.items() if any(t == m or t.endswith(f".{m}") for m in kept)]
+    config.target_modules = set(targets)
+    for setting in ("exclude_modules", "layers_to_transform", "layers_pattern"):
+        if hasattr(config, setting):
+            setattr(config, setting, None)
+    return config
+
+
+def _by_full_name(patterns: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Ranks or scales by the full native names of the modules that their patterns pick; the first pattern wins."""
+    out = {}
+    for theirs, ours in names.items():
+        for pattern, value in patterns.items():
+            if re.match(rf"(.*\.)?({pattern})$", theirs):
+                out[re.escape(ours)] = value
+                break
+    return out

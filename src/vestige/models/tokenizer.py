@@ -11,12 +11,11 @@ from typing import Any
 
 from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
-from vestige.models.families import find_family, tokenizer_class
+from vestige.models.families import find_family, native_config, tokenizer_class
 from vestige.models.fingerprint import digests, stable
+from vestige.models.foreign import error_sentence, explain_foreign, quiet
 from vestige.models.locate import Place, find_directory, locate, read_json
-from vestige.models.native import native_config
 from vestige.models.quantised import damaged, parsed_once
-from vestige.models.reading import explain_foreign, first_line, quiet
 from vestige.types import content_key
 
 # A tokenizer_config.json alone is not a tokenizer: transformers would build an empty one from it.
@@ -108,7 +107,7 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> tuple[Any, lis
             raise damaged(gguf, error) from None
         if told := explain_foreign(error, str(directory), "its tokenizer was read"):
             raise told from None
-        raise UserError(f"The tokenizer in '{directory}' cannot be read: {first_line(error)}") from None
+        raise UserError(f"The tokenizer in '{directory}' cannot be read: {error_sentence(error)}") from None
     if not len(tokenizer):
         raise UserError(f"The tokenizer in '{directory}' is empty; give another one with `tokenizer`.")
     return _prefer_files(tokenizer, plain) if plain is not None else (tokenizer, [])

@@ -8,20 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vestige.compare.verdict import verdict
-from vestige.judging.attacked import AttackedRun
-from vestige.judging.commands import commands
-from vestige.judging.evaluated import Evaluated, split_of
-from vestige.judging.facts import ModelRuns, References, facts_of, reading_against
-from vestige.judging.runs import attacked_of
-from vestige.judging.trajectory import handlers, path_values
 from vestige.meta.pools import AttackedModel, Attacks
-from vestige.metrics.names import CHAT, KNOWN
+from vestige.metrics.cards import CHAT, KNOWN
 from vestige.report.gather import AttackedRow, DepthExample, DepthRun, FoundRuns, Json, StressRun, finite
 from vestige.report.metrics import group
 from vestige.report.models import Models, ReportModel
 from vestige.report.rows import distributions, is_side, roc_curves, said_rows
 from vestige.stress.registry import attack_named
+from vestige.verdict.facts import commands, facts_of
+from vestige.verdict.judge import reading_against, verdict
+from vestige.verdict.runs import (
+    AttackedRun,
+    Evaluated,
+    ModelRuns,
+    References,
+    attacked_of,
+    handlers,
+    path_values,
+    split_of,
+)
 
 NOTHING = {
     "says": "no generations of forget rows: evaluate a ROUGE metric",
@@ -227,7 +232,7 @@ def _published_curves(found: FoundRuns, model: ReportModel) -> list[Json]:
 def _judge(
     models: Models, found: FoundRuns, model: ReportModel, full: ReportModel | None, retain: ReportModel | None
 ) -> Json:
-    """The one judgement (compare/verdict.py) on what was found of a model and its references."""
+    """The one judgement (verdict/judge.py) on what was found of a model and its references."""
     attacked: dict[str, list[AttackedRun]] = {}
     for run, _ in model.attacks:
         for who, copies in attacked_of(run.source.data, run.evaluations).items():

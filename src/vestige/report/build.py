@@ -3,8 +3,8 @@ traces. No model runs.
 
     paths --gather--> runs --identify_models--> models --build_report--> report.json --render_page--> index.html
 
-report.json is plain JSON; docs/report_format.md describes it. Callers: report/flags.py, api, audit; report/page.py,
-which rebuilds it when runs change; report/verify.py, which compares.
+report.json is plain JSON; docs/report_format.md describes it. Callers: commands.py, api.py, audit; report/view.py, which
+rebuilds it when runs change; report/verify.py, which compares.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from vestige.meta.files import checked_meta_eval
 from vestige.meta.methods import UDS_ENDS, Methods, from_results
 from vestige.meta.tree import ResultTree, methods_of
 from vestige.meta.tree_meta import tree_meta
+from vestige.numeric import counted, number
 from vestige.ownership import permit
 from vestige.report.audits import OUTPUTS, audit, note_unequal_tests
 from vestige.report.gather import PAGE, REPORT, FoundRuns, Json, gather, row_traces, source_json
@@ -55,7 +56,6 @@ from vestige.store.comparable import UNSTATED, Number, mixtures, number_of
 from vestige.store.directories import refuse_other_kind, writing
 from vestige.store.files import relative, write_json
 from vestige.store.kinds import RunSource
-from vestige.sums import counted, number
 from vestige.writing import write_bytes
 
 SCHEMA = 1

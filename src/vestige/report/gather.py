@@ -20,7 +20,6 @@ import msgspec
 from vestige.engine.stored import load_evidence, suite_from_manifest, words_of
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.judging.evaluated import Evaluated
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
 from vestige.meta.kind import in_file
 from vestige.meta.numbers import Number, read_run
@@ -33,10 +32,11 @@ from vestige.schema import misfit
 from vestige.store.directories import read_seal
 from vestige.store.files import load_rows, relative
 from vestige.store.kinds import KINDS, META_FILES, RunSource, kind, read_manifest
-from vestige.suites.handlers.said import secrets_in
+from vestige.suites.handlers.texts import secrets_in
 from vestige.suites.handlers.trajectory_reading import TrajectoryRun, prompt_of
 from vestige.suites.registry import Inputs
 from vestige.types import Rows, Trace
+from vestige.verdict.runs import Evaluated
 
 Json = dict[str, Any]  # an object of a JSON file
 

@@ -6,8 +6,7 @@ from vestige.errors import UserError
 from vestige.meta.axes import AXIS_TABLE, FLOOR, LABELS, MEM, MIA, PART_LABELS, WAYS, formula, similarity
 from vestige.meta.bench import ELSEWHERE
 from vestige.meta.methods import SOURCES
-from vestige.metrics.cards import CARDS, FORGOTTEN, HIGH, Card, card_of, facts_of
-from vestige.metrics.names import KNOWN, direction_of, short
+from vestige.metrics.cards import CARDS, FORGOTTEN, HIGH, KNOWN, Card, card_of, direction_of, facts_of, short
 from vestige.report.gather import Json
 
 LIKENESS = (similarity.__doc__ or "").strip().splitlines()[0]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from vestige.compare.evidence import layers_in_words
 from vestige.errors import UserError, unknown_name
 from vestige.meta.axes import AXES, PARTS
 from vestige.meta.methods import (
@@ -28,13 +27,13 @@ from vestige.meta.methods import (
     from_models,
 )
 from vestige.meta.numbers import ModelNumbers, Number
-from vestige.metrics.cards import reading
-from vestige.metrics.names import schema_protocol, short
+from vestige.metrics.cards import reading, schema_protocol, short
 from vestige.report.gather import DepthRun, Evaluation, FoundRuns, Json, StressRun, finite
 from vestige.show.tables import own_interval
 from vestige.store.comparable import protocol_of
 from vestige.stress.registry import attack_named
 from vestige.types import MIXTURE, short_id
+from vestige.verdict.points import layers_in_words
 
 # Last parts of paths that name no model: the part before them does.
 GENERIC = re.compile(r"^(checkpoint(-\d+)?|model|final|last|best|merged|[0-9a-f]{40})$")

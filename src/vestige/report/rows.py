@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from vestige.judging.evaluated import SIDE, split_of
 from vestige.metrics.cards import is_attack
-from vestige.metrics.said import find
-from vestige.metrics.said import says as says_secret
+from vestige.metrics.secrets_said import find
+from vestige.metrics.secrets_said import says as says_secret
 from vestige.report.gather import AttackedRow, Evaluation, Json, StressRun, finite
 from vestige.types import Array
+from vestige.verdict.runs import SIDE, split_of
 
 ROWS = 400  # of a split, unless more is asked for
 ALL_ROWS = 10_000  # in one report, whatever the number of models

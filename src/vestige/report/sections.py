@@ -12,8 +12,8 @@ import numpy as np
 from vestige.meta.files import FORMULAS
 from vestige.meta.methods import EXTRA, SOURCES
 from vestige.meta.robustness import PARTS, RULES, UTILITY_FILTER, overall
+from vestige.metrics.cards import KNOWN, direction_of
 from vestige.metrics.collapse import LABELS
-from vestige.metrics.names import KNOWN, direction_of
 from vestige.metrics.trajectory import VIEWS, spread_of
 from vestige.report.gather import CollapseRun, Evaluation, Json, RowTrace, WatchedRun, finite
 from vestige.report.models import ReportModel

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from vestige.compare import bootstrap, clusters
 from vestige.engine.references import difference, load_references, references_of
 from vestige.engine.scores import SEED, Estimate, NoInterval, Run, family, rounded
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError, unknown_name
-from vestige.metrics.names import full_name
+from vestige.metrics.cards import full_name
+from vestige.numeric import number
 from vestige.results.rescore import with_column
 from vestige.show.tables import comparison, table
+from vestige.stats import bootstrap, clusters
 from vestige.store import kinds
 from vestige.store.archive import moved
 from vestige.store.comparable import Number, mixtures, number_of
@@ -28,7 +29,6 @@ from vestige.store.files import read_scores, result_file
 from vestige.store.kinds import data_fingerprints, read_manifest
 from vestige.suites.definitions import refuse_other_number
 from vestige.suites.spec import SuiteSpec
-from vestige.sums import number
 from vestige.types import Score
 
 # Metrics that live between 0 and 1, where one margin means one thing; per cent and losses have no such scale.

@@ -11,11 +11,11 @@ from typing import Any
 
 from vestige.engine.stored import dialect_for, stored_scores, suite_from_manifest
 from vestige.errors import UserError
+from vestige.numeric import number
 from vestige.results.moved import Moved, changed_rows, moved_metrics, show_moved
 from vestige.show.tables import table
 from vestige.store.kinds import read_manifest
 from vestige.suites.spec import RESERVED
-from vestige.sums import number
 
 Manifest = Mapping[str, Any]
 

@@ -10,10 +10,9 @@ from typing import Any
 
 from vestige.configs.compose import config_directories
 from vestige.errors import unknown_name
-from vestige.metrics.cards import CARDS, facts_of
+from vestige.metrics.cards import CARDS, CHAT, KNOWN, facts_of, full_name, short
 from vestige.metrics.dialects import DIALECTS, Dialect
 from vestige.metrics.explanations import PARTS
-from vestige.metrics.names import CHAT, KNOWN, full_name, short
 from vestige.results.listing import metric_configs
 from vestige.show.tables import table
 from vestige.suites.definitions import BOUNDARY, MASK, PUBLISHED, departure, dialect_points

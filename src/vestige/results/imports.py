@@ -11,11 +11,11 @@ from vestige.configs.compose import PACKAGE_DIR
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.integrations.importers import Imported, import_results
+from vestige.numeric import number
 from vestige.ownership import permit
 from vestige.results.listing import metric_configs
 from vestige.show.tables import table
 from vestige.store.files import read_results, result_file, write_results
-from vestige.sums import number
 from vestige.writing import claim, keep_apart
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from vestige.configs.compose import config_directories, options
 from vestige.errors import unknown_name
-from vestige.metrics.cards import facts_of
+from vestige.metrics.cards import KNOWN, facts_of, short
 from vestige.metrics.dialects import DIALECTS
-from vestige.metrics.names import KNOWN, short
 from vestige.suites.registry import HANDLERS
 
 

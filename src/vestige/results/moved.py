@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.metrics.names import full_name
+from vestige.metrics.cards import full_name
+from vestige.numeric import mean, number
 from vestige.show.tables import table
 from vestige.store.files import load_rows, read_scores, result_file
-from vestige.sums import mean, number
 from vestige.types import Rows, Score
 
 Manifest = Mapping[str, Any]

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vestige.collect.answering import Cost, Known
-from vestige.collect.ending import Ending
+from vestige.collect.backend import Cost, Known, StopRule
 from vestige.errors import UserError
 from vestige.servers import checks
 from vestige.servers.kinds import (
@@ -123,7 +122,7 @@ class ServedModel:
 class ServedAnswers:
     """Answers wants through servers."""
 
-    def __init__(self, model: ServedModel, writing: Writing, ending: Ending, cost: Cost, everything: bool) -> None:
+    def __init__(self, model: ServedModel, writing: Writing, ending: StopRule, cost: Cost, everything: bool) -> None:
         self.model = model
         self.writing = writing
         self.ending = ending

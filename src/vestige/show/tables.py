@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vestige.metrics.cards import is_attack, reading
+from vestige.numeric import number
 from vestige.suites.spec import MetricSpec
-from vestige.sums import number
 from vestige.types import MIXTURE, NO_RETAIN_LOGS, Score
 
 SCREEN = 120  # columns

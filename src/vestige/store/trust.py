@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from vestige.numeric import distances
 from vestige.store.evidence import Bank
 from vestige.store.laid_out import Joined
-from vestige.sums import distances
 from vestige.types import Text, TokenStats, Trace
 from vestige.writing import temporary
 

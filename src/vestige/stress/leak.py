@@ -21,7 +21,7 @@ def expected_best(values: Sequence[float], k: int) -> float:
     >>> expected_best([0.0, 1.0], 1), expected_best([0.0, 1.0], 2)
     (0.5, 1.0)
     """
-    from vestige.sums import total
+    from vestige.numeric import total
 
     n = len(values)
     if not 1 <= k <= n:
@@ -32,7 +32,7 @@ def expected_best(values: Sequence[float], k: int) -> float:
 
 def leak(subject: Any, budgets: Sequence[float]) -> list[Any]:
     """Samples as often as the largest budget asks; smaller ones are averages over all ways to choose."""
-    from vestige.sums import mean
+    from vestige.numeric import mean
 
     samples = [_sample(subject, seed) for seed in range(int(max(budgets)))]
     settings = {"do_sample": True, "temperature": subject.ask.temperature, "seeds": list(range(len(samples)))}

@@ -11,10 +11,10 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.robustness import RULES
-from vestige.metrics.names import direction_of
+from vestige.metrics.cards import direction_of
+from vestige.numeric import number
 from vestige.show.tables import table
 from vestige.stress.registry import OURS, records
-from vestige.sums import number
 
 STATE = "relearning"  # what the models are after the attacks that R is about
 

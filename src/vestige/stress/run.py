@@ -26,7 +26,8 @@ from vestige.guard import read_json
 from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import plugin_digests
 from vestige.isolation import DiedError, isolated
-from vestige.models.low_precision import check_low_precision
+from vestige.models.quantised import check_low_precision
+from vestige.numeric import counted, number
 from vestige.ownership import permit
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import table
@@ -37,7 +38,6 @@ from vestige.stress.copies import AttackLesson, attack_weights, measured_half
 from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, attack_named
 from vestige.stress.robustness import relearning_r
 from vestige.suites.spec import MetricSpec
-from vestige.sums import counted, number
 from vestige.writing import claim, copy_file, keep_apart, write_bytes
 
 DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "forget_secrets_said")
@@ -353,7 +353,7 @@ def explained(rows: Sequence[AttackRow]) -> str:
 
 def judged(out: Path) -> list[str]:
     """What each attack says, as the verdict judges it: against the control, over all budgets."""
-    from vestige.judging.runs import JudgeAsk, judge_runs
+    from vestige.verdict.judge import JudgeAsk, judge_runs
 
     before = {who: out / "evals" / who / "before" for who in ("model", "retain")}
     if not all(any(place.glob("*_EVAL.json")) for place in before.values()):

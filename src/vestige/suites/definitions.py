@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.metrics.cards import card_of
+from vestige.metrics.cards import KNOWN, card_of, full_name, short, unlike_published
 from vestige.metrics.dialects import DIALECTS, Dialect
-from vestige.metrics.names import KNOWN, full_name, short, unlike_published
 from vestige.suites.registry import HANDLERS, no_wants
 
 PUBLISHED = "depth-score"  # the dialect in which the short names were published

@@ -7,8 +7,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from vestige.errors import UserError, did_you_mean, unknown_name
-from vestige.metrics.trajectory import ALIGNMENTS, DEFAULT_TRAJECTORIES, TEXT_SOURCES, TRAJECTORIES, views
-from vestige.metrics.trajectory_report import FIXATION_COUNTS
+from vestige.metrics.trajectory import (
+    ALIGNMENTS,
+    DEFAULT_TRAJECTORIES,
+    FIXATION_COUNTS,
+    TEXT_SOURCES,
+    TRAJECTORIES,
+    views,
+)
 from vestige.suites.registry import DECIDED, TRAJECTORY
 from vestige.wants import Denoising
 

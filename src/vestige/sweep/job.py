@@ -16,7 +16,6 @@ from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR
 from vestige.errors import UserError, how_to_install, unknown_name
-from vestige.flags import flags_of
 from vestige.guard import parse_yaml, read_yaml
 from vestige.secrets import hide, is_secret_name, note_tree
 
@@ -91,7 +90,9 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def render(settings: JobSettings, command: Sequence[str], kind: str | None = None) -> dict[str, Any]:
+def render(
+    settings: JobSettings, command: Sequence[str], kind: str | None = None, takes_server: bool = True
+) -> dict[str, Any]:
     """The manifest of a command. A sweep becomes a RayJob unless told otherwise."""
     if not command:
         raise UserError("No command given; write it after `--`, as in `vestige job --dry-run -- eval tofu --model M`.")
@@ -102,22 +103,18 @@ def render(settings: JobSettings, command: Sequence[str], kind: str | None = Non
     _refuse_secrets(settings, command)
     chosen = kind or ("rayjob" if command[0] == "sweep" else "job")
     if settings["server"]["model"] is not None:
-        _check_server(settings, command, chosen)
+        _check_server(settings, command, chosen, takes_server)
     return _ray_job(settings, command) if chosen == "rayjob" else _job(settings, command)
 
 
-def _takes_server(verb: str) -> bool:
-    return "server" in {flag.name for flag in flags_of(verb)}
-
-
-def _check_server(settings: JobSettings, command: Sequence[str], kind: str) -> None:
+def _check_server(settings: JobSettings, command: Sequence[str], kind: str, takes_server: bool) -> None:
     said = settings["server"]
     if kind == "rayjob":
         raise UserError(
             "A server beside the command is for --kind job: the workers of a RayJob are several pods. Start servers of "
             "their own and name them in the plan (server:), or give --kind job."
         )
-    if not _takes_server(command[0]):
+    if not takes_server:
         raise UserError(f"`vestige {command[0]}` does not ask a server; leave out --set server.model.")
     for key in ("command", "args"):
         if not isinstance(said[key], list):

@@ -20,6 +20,7 @@ from typing import Any, Required, TypedDict
 
 from vestige.errors import UserError
 from vestige.guard import below, read_json
+from vestige.numeric import number
 from vestige.ownership import has_journal, is_ours, ours_below, permit
 from vestige.schema import misfit
 from vestige.show.tables import table
@@ -27,7 +28,6 @@ from vestige.store import kinds
 from vestige.store.directories import held
 from vestige.store.files import write_json
 from vestige.stress.held_out import write_held
-from vestige.sums import number
 from vestige.sweep.attacks import teaching_data
 from vestige.sweep.board import Board
 from vestige.sweep.disk import Cleaner, fetching_ahead

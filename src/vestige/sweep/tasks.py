@@ -26,7 +26,7 @@ from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
-from vestige.models.low_precision import check_low_precision
+from vestige.models.quantised import check_low_precision
 from vestige.ownership import ours_below
 from vestige.schema import misfit
 from vestige.secrets import Hiding, hide, note_tree

@@ -1,19 +1,21 @@
 """What a training is asked to do: the composed configuration of `vestige train` and `vestige unlearn`.
 
-In: Hydra overrides (unlearn/flags.py writes those of the flags). Out: a TrainConfig, checked, for unlearn/run.py.
+`training_config` takes the options of a command line, `compose_training` Hydra overrides; both return a TrainConfig for
+unlearn/run.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.configs.compose import compose_config, composing, explain_value, seed_of
+from vestige.configs.compose import PACKAGE_DIR, compose_config, composing, explain_value, seed_of
 from vestige.engine.config import AnyConfig, RunConfig, compose_runs
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
+from vestige.options import settings_of
 
 FINETUNE = "FinetuneTrainer"
 # trainer.args of open-unlearning and of transformers, and what they are called in a Recipe.
@@ -205,7 +207,213 @@ def check_training(config: TrainConfig) -> None:
 
 def rule_of(best: Mapping[str, float] | str | None) -> Mapping[str, float] | str | None:
     """The rule that evaluate.best states: weights of metrics, or a rule's name."""
-    from vestige.compare.best import rule_named
+    from vestige.verdict.best import rule_named
 
     rule_named(best)
     return best
+
+
+# ---- from options ----------------------------------------------------------------------------------------------------
+
+
+def training_config(
+    mode: str,
+    words: Sequence[str] = (),
+    *,
+    model: Any = None,
+    learn: Sequence[str] = (),
+    forget: Sequence[str] = (),
+    retain: Sequence[str] = (),
+    data: str | None = None,
+    method: str | None = None,
+    alternate: str | None = None,
+    knobs: Sequence[str] = (),
+    out: Any = None,
+    task_name: str | None = None,
+    overwrite: bool = False,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    lr: float | None = None,
+    accumulation: int | None = None,
+    lora: int | None = None,
+    retain_logs: Any = None,
+    metrics: Any = None,
+    eval_data: str | None = None,
+    keep_best: str | None = None,
+    config_dir: Any = None,
+    config_name: str | None = None,
+    plugins: Sequence[str] = (),
+    progress: bool = True,
+    **settings: Any,
+) -> TrainConfig:
+    """The training that a command line means; `settings` are options that an evaluation has as well.
+
+    `mode`: train or unlearn. `words` are Hydra overrides; they win over options.
+    """
+    strange = [word for word in words if "=" not in word and not word.startswith("~")]
+    if strange and mode == "unlearn" and method is None:  # who writes one word means a method
+        names = ", ".join(_method_names())
+        raise UserError(f"Cannot read the word '{strange[0]}'; a method is given as --method NAME: {names}.")
+    if strange:
+        raise UserError(f"Cannot read '{strange[0]}'; overrides are written KEY=VALUE.")
+    if data:
+        forget, retain = _rows_in(data, forget, retain)
+        if metrics or keep_best or retain_logs:
+            eval_data = eval_data or data
+    for knob in knobs:
+        if "=" not in knob:
+            raise UserError(f"--knob takes NAME=VALUE, as in --knob beta=0.3; it is '{knob}'.")
+    # With rows or a model of one's own, any checkpoint is meant; otherwise the configuration names one.
+    is_own = bool(model or learn or forget or retain or data)
+    choices = []
+    if is_own and not any(word.startswith("model=") for word in words):
+        choices.append("model=local")
+    if method:
+        choices += _trainer_of(method)
+    choices += [f"++trainer.method_args.{knob}" for knob in knobs]
+    if task_name is None and is_own:
+        if out:
+            task_name = Path(out).absolute().name.replace("..", "_") or "run"
+        else:
+            start = Path(str(model or "model")).name
+            task_name = f"{start}_{method}" if method else start
+    logs = None if retain_logs is None else str(retain_logs)
+    best = keep_best or ("closest" if logs else None)
+    names = [name.strip() for name in metrics.split(",") if name.strip()] if isinstance(metrics, str) else metrics
+    values = settings_of({**settings, "model": model, "out": out, "task_name": task_name})
+    training = {
+        "trainer.args.num_train_epochs": epochs,
+        "trainer.args.learning_rate": lr,
+        "trainer.args.per_device_train_batch_size": batch_size,
+        "trainer.args.gradient_accumulation_steps": accumulation,
+        "lora.rank": lora,
+        "lora.alpha": None if lora is None else 2 * lora,
+        "overwrite": overwrite or None,
+        "progress": None if progress else False,
+        "evaluate.metrics": names or None,
+        "evaluate.best": _best_rule(best),
+    }
+    values |= {key: value for key, value in training.items() if value is not None}
+    evaluating = True if eval_data or metrics or keep_best or logs else None
+    directory = Path(config_dir) if config_dir else None
+    file = config_name or f"{mode}.yaml"
+    composed = [*choices, *words]
+    config = compose_training(composed, file, directory, evaluating, plugins, values)
+    if logs and config.evaluation is not None:  # only the composed configuration knows the suite
+        values[f"eval.{config.evaluation.suite.name}.retain_logs_path"] = logs
+        config = compose_training(composed, file, directory, evaluating, plugins, values)
+    rows = dict(config.data)
+    for kind, files in (("forget", forget), ("retain", retain), ("train", learn)):
+        if files:
+            rows[kind] = _data_sets(kind, files)
+    if forget and not retain and not any("data.retain" in word for word in words):
+        rows.pop("retain", None)  # rows of one's own are not mixed with a benchmark's
+    if alternate is not None:
+        rows["forget"] = _with_alternate(rows["forget"], alternate)
+    config = replace(config, data=rows)
+    return _evaluating_on(config, eval_data) if eval_data else config
+
+
+def _rows_in(folder: str, forget: Sequence[str], retain: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files of forget and retain rows in a folder."""
+    from vestige.data.rows import file_in
+
+    for kind, named in (("forget", forget), ("retain", retain)):
+        if named:
+            raise UserError(f"The {kind} rows are named twice, by --{kind} and by --data; give one of them.")
+    forget_file, retain_file = file_in(folder, "forget"), file_in(folder, "retain")
+    if forget_file is None:
+        raise UserError(f"--data {folder} has no forget.jsonl (or .json, .csv, .parquet); name the rows with --forget.")
+    return [forget_file], [] if retain_file is None else [retain_file]
+
+
+def _configured_methods() -> dict[str, str]:
+    """Methods by key -> the name of the configuration that trains with them."""
+    from vestige.unlearn.methods import METHODS, method_key
+
+    configured = {}
+    for path in (PACKAGE_DIR / "trainer").glob("*.yaml"):
+        key = method_key(path.stem)
+        if key in METHODS:
+            configured[key] = path.stem
+    return configured
+
+
+def _method_names() -> list[str]:
+    """Every method as it is written: by its configuration's name, or where it has none (a plug-in's) its own."""
+    from vestige.unlearn.methods import METHODS
+
+    configured = _configured_methods()
+    return sorted(configured.get(key, key) for key in METHODS)
+
+
+def _trainer_of(method: str) -> list[str]:
+    """The overrides for a method in any spelling: its configuration, or (a plug-in's) the plain one."""
+    from vestige.unlearn.methods import METHODS, method_key
+
+    key, configured = method_key(method), _configured_methods()
+    if key not in METHODS:
+        raise unknown_name("unlearning method", method, _method_names())
+    if key in configured:
+        return [f"trainer={configured[key]}"]
+    return ["trainer=finetune", f"++trainer.handler={key}"]
+
+
+def _best_rule(text: str | None) -> str | dict[str, float] | None:
+    """The rule of --keep-best by its name, or weights of metrics.
+
+    >>> _best_rule("closest"), _best_rule("forget_Q_A_Prob=-1,model_utility"), _best_rule(None)
+    ('closest', {'forget_Q_A_Prob': -1.0, 'model_utility': 1.0}, None)
+    """
+    from vestige.verdict.best import RULES
+
+    if text is None or text in RULES:
+        return text
+    weights = {}
+    for part in text.split(","):
+        name, _, weight = part.strip().partition("=")
+        if not name:
+            continue
+        try:
+            weights[name] = float(weight or 1)
+        except ValueError:
+            raise UserError(f"--keep-best takes NAME=WEIGHT,...; '{weight}' is not a number.") from None
+    return weights or None
+
+
+def _data_sets(kind: str, files: Sequence[str]) -> dict[str, Any]:
+    """The data sets of one kind; the first has the name of its kind, others are counted."""
+    sets = {}
+    for number, file in enumerate(files):
+        place = Path(file).expanduser()
+        if not place.is_file():
+            flag = "learn" if kind == "train" else kind
+            wrong = "it is a directory" if place.is_dir() else "no such file"
+            raise UserError(f"--{flag} {file}: {wrong}; give rows as .jsonl, .json, .csv or .parquet.")
+        name = f"{kind}_{number + 1}" if number else kind
+        sets[name] = {"handler": "AutoDataset", "args": {"hf_args": {"path": str(place)}}}
+    return sets
+
+
+def _with_alternate(sets: Mapping[str, Any], alternate: str) -> dict[str, Any]:
+    """The forget rows with an answer to prefer: refusals (idk), or another of their columns."""
+    changed = {}
+    for name, config in sets.items():
+        if alternate == "idk":
+            changed[name] = {"handler": "QAwithIdkDataset", "args": config["args"]}
+        else:
+            changed[name] = {
+                "handler": "QAwithAlternateDataset",
+                "args": {**config["args"], "alternate_key": alternate},
+            }
+    return changed
+
+
+def _evaluating_on(config: TrainConfig, folder: str) -> TrainConfig:
+    """Evaluation while training reads the user's folder."""
+    from vestige.data.rows import local_data
+
+    run = config.evaluation
+    assert run is not None
+    local = local_data(run.suite.name, run.settings.get("local_data"), folder)
+    return replace(config, evaluation=replace(run, missing="skip", local=local))

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vestige.data.context import Context
-from vestige.data.datasets import DATASETS, Examples, check_lengths, column
+from vestige.data.datasets import DATASETS, Context, Examples, check_lengths, column
 from vestige.data.rows import load_rows, read_file, redirect
 from vestige.errors import UserError, unknown_name
 from vestige.types import content_key

@@ -26,7 +26,7 @@ from vestige.errors import UserError
 from vestige.installing import hand_over, install, scratch, workshop
 from vestige.integrations.plugin_files import plugin_digests
 from vestige.models.load import LoadedModel, load_model
-from vestige.models.low_precision import cpu_setting
+from vestige.models.quantised import cpu_setting
 from vestige.ownership import pass_over, permit
 from vestige.secrets import masked
 from vestige.show.progress import Bar

@@ -27,8 +27,8 @@ from vestige.errors import UserError, how_to_install
 from vestige.installing import save_pretrained
 from vestige.models.checks import tensor_names
 from vestige.models.diffusion import refuse_copy
+from vestige.models.families import save_published
 from vestige.models.load import LoadedModel
-from vestige.models.native import save_published
 from vestige.secrets import without_secrets
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, chosen_weights, method_key, method_named, split_knobs

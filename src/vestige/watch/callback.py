@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.compare.best import Rank, RunMoment
-from vestige.data.given import as_given
+from vestige.data.rows import as_given
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError, is_ours
-from vestige.given import Place, RowTables, TokenizerLike, TorchModel
+from vestige.in_memory import Place, RowTables, TokenizerLike, TorchModel
 from vestige.integrations.trainers import TrainerGuest, log_metrics, log_table, logged_before
+from vestige.verdict.best import Rank, RunMoment
 from vestige.watch.looking import PREFIX, Look, Looking, LookSettings, look_settings
 from vestige.watch.processes import look_together
 

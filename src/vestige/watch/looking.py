@@ -1,6 +1,6 @@
 """One look at a model that is being trained: evaluate it, place it between both models, keep or prune the evidence.
 
-    live model --evaluate_config--> OUT/step-N (a run directory) --compare/best.py--> Look --> loggers, watch.json
+    live model --evaluate_config--> OUT/step-N (a run directory) --verdict/best.py--> Look --> loggers, watch.json
 
 In: an evaluation's configuration, the retain run as yardstick, a rule. Out: a Look per evaluation, and OUT/watch.json
 with all of them. Callers: watch/callback.py (trainers) and watch/loop.py (plain loops). A run directory is complete: it
@@ -18,21 +18,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.compare.best import Gauge, Rank, Rule, RunMoment, better, ranked, rule_named
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.references import load_reference
 from vestige.errors import UserError
 from vestige.integrations.undisturbed import undisturbed
-from vestige.judging.facts import UTILITY
-from vestige.judging.runs import JudgeAsk, judge_runs
-from vestige.metrics.names import direction_of
+from vestige.metrics.cards import direction_of
 from vestige.models.load import wrap_model
+from vestige.numeric import mean, number
 from vestige.show.progress import hushed
 from vestige.store.files import read_ours
 from vestige.store.forms import WatchForm
 from vestige.suites.spec import MetricSpec
-from vestige.sums import mean, number
+from vestige.verdict.best import Gauge, Rank, Rule, RunMoment, better, ranked, rule_named
+from vestige.verdict.facts import UTILITY
+from vestige.verdict.judge import JudgeAsk, judge_runs
 from vestige.writing import remove_all, temporary, write_bytes
 
 CURVE = "watch.json"

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.data.given import as_given
+from vestige.data.rows import as_given
 from vestige.errors import UserError, is_ours
-from vestige.given import AcceleratorLike, Place, RowTables, TokenizerLike, TorchModel
+from vestige.in_memory import AcceleratorLike, Place, RowTables, TokenizerLike, TorchModel
 from vestige.internal import in_short
 from vestige.watch.callback import BestRule, WatchPlan, live_ask, live_run
 from vestige.watch.looking import Look, Looking, look_settings

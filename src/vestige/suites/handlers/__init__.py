@@ -1,5 +1,6 @@
 """The built-in handlers: from evidence and parents to the result shapes of open-unlearning."""
 
-from vestige.suites.handlers import attacks, depth, from_code, likelihood, ratios, references, said, texts, trajectory
+from vestige.suites import postprocess as postprocess  # registers the handler of scores that code adds
+from vestige.suites.handlers import attacks, depth, likelihood, references, texts, trajectory
 
-__all__ = ["attacks", "depth", "from_code", "likelihood", "ratios", "references", "said", "texts", "trajectory"]
+__all__ = ["attacks", "depth", "likelihood", "references", "texts", "trajectory"]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vestige.compare import vectors
 from vestige.errors import UserError
 from vestige.metrics import membership, memorisation
 from vestige.metrics.dialects import Dialect
+from vestige.stats import vectors
 from vestige.suites.handlers.common import (
     NO_TOKENS,
     Value,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vestige.metrics.dialects import Dialect
+from vestige.numeric import mean, means
 from vestige.suites.registry import Inputs
 from vestige.suites.steps import Columns, Scored, StepScores, first_reason, steps_of
-from vestige.sums import mean, means
 from vestige.types import BAD_LOGITS, Array, Example, Rows, Score, Target, TokenStats, stats
 from vestige.wants import Wants
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vestige.metrics.dialects import Dialect
+from vestige.numeric import mean
 from vestige.suites.handlers.common import NO_TOKENS, Value
 from vestige.suites.registry import Inputs, handler
-from vestige.sums import mean
 from vestige.types import BAD_LOGITS, Example, Rows, Score
 from vestige.wants import PatchInto, PatchWant, Wants
 
@@ -43,8 +43,7 @@ def wants_patched(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) 
 @handler("uds", wants_patched, settings=("full_model_path", "retain_model_path", "last_layer", "delta_threshold"))
 def uds(inputs: Inputs) -> Score:
     """Share of the full model's knowledge that is gone from the layers, against the retain model (depth score)."""
-    from vestige.metrics.depth import TAU
-    from vestige.metrics.depth_example import NO_KNOWLEDGE
+    from vestige.metrics.depth import NO_KNOWLEDGE, TAU
 
     models = into(inputs.spec)
     if models is None:
@@ -66,7 +65,7 @@ def uds(inputs: Inputs) -> Score:
 
 
 def _example(inputs: Inputs, models: PatchInto, example: Example, tau: float) -> Value:
-    from vestige.metrics.depth_example import NO_KNOWLEDGE, ExampleDepth
+    from vestige.metrics.depth import NO_KNOWLEDGE, ExampleDepth
 
     want = patch_want(example)
     if want is None:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vestige.compare import vectors
 from vestige.errors import UserError
 from vestige.metrics.dialects import published_auc
+from vestige.stats import vectors
 from vestige.suites.handlers.common import scores_of
-from vestige.suites.handlers.ratios import is_broken, need
+from vestige.suites.handlers.likelihood import is_broken, need
 from vestige.suites.registry import Inputs, handler
 from vestige.suites.steps import Scored, at_each_step, unless
 from vestige.types import NO_RETAIN_LOGS, Score

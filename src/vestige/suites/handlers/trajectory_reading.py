@@ -17,14 +17,16 @@ from vestige.metrics.dialects import Dialect
 from vestige.metrics.trajectory import (
     Path,
     at_step,
+    captures,
     follow,
     for_steps,
     in_text_order,
+    reported_steps,
     scored_length,
+    thin,
     view_length,
     window,
 )
-from vestige.metrics.trajectory_report import captures, reported_steps, thin
 from vestige.suites.handlers.common import wants_answers
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
 from vestige.suites.steps import At

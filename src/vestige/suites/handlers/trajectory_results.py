@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vestige.metrics.revocation import revision, summary
-from vestige.metrics.trajectory import view_length
-from vestige.metrics.trajectory_report import distribution
+from vestige.metrics.trajectory import distribution, revision, summary, view_length
 from vestige.suites.handlers.common import row_mean
 from vestige.suites.handlers.trajectory_reading import TrajectoryRun, children, prompt_of
 from vestige.suites.registry import Inputs

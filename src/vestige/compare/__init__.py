@@ -1,1 +1,0 @@
-"""Functions of score vectors: AUC, KS, harmonic means, relative differences."""

@@ -1,0 +1,1 @@
+"""Statistics of score vectors: AUC and KS, resampled intervals, clusters of rows, contrasts between models."""

@@ -1,0 +1,1 @@
+"""Did the model forget? Facts from finished runs, the rule, and the words."""

@@ -10,8 +10,8 @@ import pytest
 
 from conftest import LAB, SYSTEM
 from loops import one_test
-from vestige.audit import budget
-from vestige.audit.budget import FEWEST, plan_audit, shown
+from vestige.audit import run as budget
+from vestige.audit.run import FEWEST, plan_audit, shown
 from vestige.audit.work import Audit, AuditWork
 from vestige.cli import main
 from vestige.errors import UserError
@@ -64,7 +64,7 @@ def test_forget_and_retain_only(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_everything_given_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vestige.audit.budget.find_spec", lambda name: None)  # 4 bits take long, and have their tests
+    monkeypatch.setattr("vestige.audit.run.find_spec", lambda name: None)  # 4 bits take long, and have their tests
     more = ["--forget", str(DATA / "forget.jsonl"), "--retain", str(DATA / "retain.jsonl")]
     more += ["--holdout", str(DATA / "holdout.jsonl"), "--retain-model", str(LAB / "models" / "retain")]
     assert audit(*more, "--out", str(tmp_path)) == 0

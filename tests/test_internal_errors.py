@@ -275,10 +275,10 @@ def test_view_keeps_its_page_and_reports_the_bug(
     shutil.copytree(runs["eval"], run)
     viewer = Viewer(ReportRequest([run]))
     try:
-        page = viewer.shown
+        page = viewer.pages
         (run / "TOFU_EVAL.json").write_text((run / "TOFU_EVAL.json").read_text() + " ")
         plant(monkeypatch, "vestige.report.build:evaluation_values", "name")
-        assert not viewer.look() and viewer.shown is page
+        assert not viewer.look() and viewer.pages is page
         assert "internal error: NameError" in caplog.text and not viewer.look()
         assert len(list(tmp_path.glob("vestige-bug-*.txt"))) == 1  # not one for each look
     finally:

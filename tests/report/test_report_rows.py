@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.report.row_words import plain_questions
-from vestige.report.rows_part import says
+
 from vestige.store.kinds import RunSource
 
 SYSTEM = "system\n\nYou are a helpful AI assistant.user\n\n"
@@ -17,7 +17,7 @@ ROWS = {
 }
 
 
-def run(name: str, texts: list[str], scores: list[float]) -> RunSource:
+def run(name: str, texts: list[str], scores: list[float]) -> Evaluation:
     body = {
         i: {"input": f"{SYSTEM}{q}assistant\n\n", "ground_truth": a, "generation": t, "rougeL_recall": s}
         for (i, (q, a, _)), t, s in zip(ROWS.items(), texts, scores, strict=True)
@@ -31,11 +31,14 @@ def run(name: str, texts: list[str], scores: list[float]) -> RunSource:
         "data_of": {m: {"rows": "forget"} for m in metrics},
     }
     results = {"forget_ROUGE": {"value_by_index": body}, "forget_secrets_said": {"value_by_index": secrets}}
-    return RunSource("eval", Path(name), (), {"results": results, "manifest": manifest, "stats": {}})
+    found = FoundRuns()
+    found.take(RunSource("eval", Path(name), (), {"results": results, "manifest": manifest, "stats": {}, "task": {}}))
+    (evaluation,) = found.evaluations
+    return evaluation
 
 
-def rows(**models: RunSource) -> dict[str, Any]:
-    return says({name: [source] for name, source in models.items()}, "m", "r", 10)
+def rows(**models: Evaluation) -> dict[str, Any]:
+    return said_rows({name: [run] for name, run in models.items()}, "m", "r", 10)
 
 
 def test_a_row_that_says_its_secret_comes_before_boilerplate_that_scores_higher() -> None:

@@ -3,8 +3,8 @@
     rows + checkpoints --plan--> evaluations, layers, attacks --judge--> the verdict in words, a page, what is not known
 
 Which metrics apply is worked out from what is there, and which tests from the minutes that were given. What is
-missing is reported, and why it matters. Estimates are `vestige plan`'s, by this machine's measured speed; once the first
-model was evaluated they are corrected by how long that took.
+missing is reported, and why it matters. Estimates are `vestige plan`'s, by this machine's measured speed; once the
+first model was evaluated they are corrected by how long that took.
 
 In: checkpoints and files of rows. Out: run directories, a page, and words on the terminal. Caller: commands.py.
 """

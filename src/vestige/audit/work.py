@@ -1,8 +1,8 @@
 """The work of an audit, step by step: evaluations, layers, attacks. What a finished step found is not found twice.
 
 In: what is audited. Out: run directories below OUT, and OUT/audit.json, which says what was done, what was left out and
-why. Caller: audit/run.py. A step counts as done when its run is sealed and whole and rests on the same weights, rows and
-settings; anything else is done again (evaluations and layers then start from their evidence).
+why. Caller: audit/run.py. A step counts as done when its run is sealed and whole and rests on the same weights, rows
+and settings; anything else is done again (evaluations and layers then start from their evidence).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vestige.report.row_words import plain_questions
-
+from vestige.report.gather import Evaluation, FoundRuns
+from vestige.report.rows import plain_questions, said_rows
 from vestige.store.kinds import RunSource
 
 SYSTEM = "system\n\nYou are a helpful AI assistant.user\n\n"

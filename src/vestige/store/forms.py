@@ -58,20 +58,6 @@ class ResultForm(TypedDict, total=False):
 ResultsForm = dict[str, ResultForm]
 
 
-class Spread(TypedDict, total=False):
-    """How the rows of a curve are spread, step by step."""
-
-    ci_low: list[Number] | None
-    ci_high: list[Number] | None
-    n: list[float | None] | float | None
-    count: list[float | None] | float | None
-
-
-# What a trajectory has: trajectory type -> metric -> a value for each step, or their spread.
-Curves = dict[str, dict[str, list[Number]]]
-Spreads = dict[str, dict[str, Spread | None] | None]
-
-
 class StepFacts(TypedDict, total=False):
     step_values: list[Any] | None
 
@@ -196,45 +182,7 @@ class HarnessManifest(TypedDict, total=False):
     model: FactsForm
 
 
-class LooseRowset(TypedDict):
-    name: str
-    fingerprint: str
-
-
-class LooseData(TypedDict, total=False):
-    args: FactsForm | None
-
-
-class LooseMetric(TypedDict, total=False):
-    datasets: dict[str, LooseData] | None
-    pre_compute: FactsForm | None
-    generation_args: FactsForm | None
-
-
-class LooseConfig(TypedDict, total=False):
-    metrics: dict[str, LooseMetric | None] | None
-    top: list[str] | None
-
-
-class LooseManifest(TypedDict, total=False):
-    config: LooseConfig | None
-    model: FactsForm | None
-    tokenizer: FactsForm | None
-    template: FactsForm
-    dialect: FactsForm | None
-    data: dict[str, LooseRowset] | None
-    data_of: dict[str, dict[str, str] | None] | None
-    versions: FactsForm | None
-
-
 # ---- runs, as a report finds them -----------------------------------------------------------------------------------
-
-
-class Evaluation(TypedDict):
-    results: ResultsForm
-    stats: dict[str, Stat]
-    manifest: LooseManifest
-    task: FactsForm
 
 
 class Layer(TypedDict, total=False):
@@ -254,38 +202,12 @@ class DepthSummary(TypedDict, total=False):
     profile: list[Layer] | None
 
 
-class DepthRecord(TypedDict, total=False):
-    uds: Number
-    s1_deltas: list[Any] | None
-    s2_deltas: list[Any] | None
-    layer_records: list[FactsForm] | None
-    tokens: list[Any] | None
-
-
-class Depth(TypedDict):
-    summary: DepthSummary
-    records: list[DepthRecord]
-
-
 class AttackedForm(TypedDict, total=False):
     attack: Required[str]
     model: Required[str]
     budget: Required[Number]
     values: Required[dict[str, Any]]
     notes: list[Any] | None
-
-
-class StressAskForm(TypedDict, total=False):
-    model: str | None
-    retain_model: str | None
-    metrics: list[str] | None
-
-
-class StressForm(TypedDict, total=False):
-    rows: Required[list[AttackedForm]]
-    asked: StressAskForm
-    attacks: dict[str, FactsForm]
-    manifests: Required[dict[str, LooseManifest]]
 
 
 class CollapseRow(TypedDict, total=False):
@@ -353,16 +275,6 @@ class Sweep(TypedDict, total=False):
     plan: Required[SweepPlanForm]
     tasks: list[TaskForm] | None
 
-
-FORMS: dict[str, Any] = {
-    "eval": Evaluation,
-    "trajectory": Evaluation,
-    "depth": Depth,
-    "stress": StressForm,
-    "collapse": Collapse,
-    "sweep": Sweep,
-    "watch": WatchForm,
-}
 
 # ---- rows in tokens -----------------------------------------------------------------------------------------------
 

@@ -1,10 +1,9 @@
 """The forms of the files in run directories, as far as their readers rely on them.
 
-Two views of some files: `Loose` ones are for a report, which also reads what other tools wrote;
-the others are for commands that score a run of ours again and need all of it.
+A report, which also reads what other tools wrote, has records of its own (report/gather.py).
 
 In: nothing. Out: types for `schema.check_form` and `schema.misfit`. Callers: the `kind.py` of each room,
-store/kinds.py, store/files.py, engine/stored.py, report/gather.py. They are imported where a file is read:
+store/kinds.py, store/files.py, engine/stored.py. They are imported where a file is read:
 most evaluations read none.
 """
 
@@ -182,7 +181,7 @@ class HarnessManifest(TypedDict, total=False):
     model: FactsForm
 
 
-# ---- runs, as a report finds them -----------------------------------------------------------------------------------
+# ---- other kinds of runs --------------------------------------------------------------------------------------------
 
 
 class Layer(TypedDict, total=False):

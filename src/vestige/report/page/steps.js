@@ -11,7 +11,7 @@ import { savedTable } from "./table.js";
 import { colours, rising, wheel } from "./theme.js";
 
 const fillView = (root, title, lead, ...parts) => replace(root, el("h1", title), el("p.lead", lead), ...parts);
-const nothing = (root, title, what, why) => replace(root, el("h1", title), missing(what, why));
+const nothing = (root, title, what, how) => replace(root, el("h1", title), missing(what, how));
 
 /** Of all series of some runs the names, with those first that are shown first. */
 const seriesNames = (runs, first) => {
@@ -50,13 +50,8 @@ const runColour = (i) => wheel()[(i * 3) % wheel().length];
 
 export function trainingView(root) {
   const runs = report.training ?? [];
-  if (!runs.length)
-    return nothing(
-      root,
-      "Training",
-      "No training run in this report.",
-      "vestige.Callback and vestige unlearn write what they saw on the way.",
-    );
+  const how = "vestige.Callback and vestige unlearn write what they saw on the way.";
+  if (!runs.length) return nothing(root, "Training", "No training run in this report.", how);
   const keys = seriesNames(runs, (all) => FIRST.map((kind) => kind.find((k) => all.includes(k))).filter(Boolean));
   const charts = keys
     .slice(0, 2)
@@ -207,13 +202,8 @@ const runName = (r) => (r.label ? `${r.name} (${r.label})` : r.name);
 /** Does reasoning still depend on its prompt? Mutual information and retrieval over training steps. */
 export function collapseView(root) {
   const runs = report.collapse ?? [];
-  if (!runs.length)
-    return nothing(
-      root,
-      "Collapse",
-      "No collapse runs in this report.",
-      "They are made from rollouts with vestige collapse.",
-    );
+  const how = "They are made from rollouts with vestige collapse.";
+  if (!runs.length) return nothing(root, "Collapse", "No collapse runs in this report.", how);
   const keys = seriesNames(runs, (all) => FIRST_SIGNS.filter((k) => all.includes(k)));
   const label = (key) => {
     const words = runs.map((r) => own(r.columns, key)).find(Boolean);
@@ -261,13 +251,8 @@ function aboutCollapse(run) {
 
 export function trajectoriesView(root) {
   const all = report.trajectories ?? [];
-  if (!all.length)
-    return nothing(
-      root,
-      "Trajectories",
-      "No trajectories in this report.",
-      "They are made for diffusion language models, whose answers are watched at every denoising step.",
-    );
+  const how = "They are made for diffusion language models, whose answers are watched at every denoising step.";
+  if (!all.length) return nothing(root, "Trajectories", "No trajectories in this report.", how);
   return fillView(
     root,
     "Trajectories",

@@ -29,8 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vestige.ownership import JOURNAL
-
 LIMIT = 150.0  # seconds after which a child is taken to hang
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 HERE = os.getpid()  # the kit's process; its children keep the number
@@ -134,11 +132,10 @@ def _end(pid: int) -> None:
 
 
 TIMES: dict[str, tuple[str, ...]] = {
-    "manifest.json": ("created", "seconds", "cost", "load_seconds"),
+    "manifest.json": ("created", "seconds", "cost", "load_seconds", "sha256", "root"),
     "summary.json": ("created", "elapsed_sec", "sec_per_evaluable", "cost", "s1_cache"),
     "metrics.json": ("timing_s/",),
     "sweep.json": ("seconds", "attempts", "lost"),
-    "checksums.json": ("root", "manifest.json", "summary.json", "metrics.json"),
 }
 
 
@@ -147,7 +144,7 @@ def snapshot(place: Path) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for path in sorted(place.rglob("*")):
         name = path.relative_to(place).as_posix()
-        if path.is_dir() or path.name in (".lock", ".holder.json", JOURNAL, "lost+found") or path.suffix == ".log":
+        if path.is_dir() or path.name in (".lock", "lost+found") or path.suffix == ".log":
             continue
         times = TIMES.get(path.name, ("seconds", "attempts", "lost") if "tasks/" in name else None)
         if times is None:
@@ -321,7 +318,7 @@ def damage(path: Path, how: str, rng: random.Random) -> None:
 FILE_CLASSES: dict[str, Callable[[Path], bool]] = {
     "evidence": lambda p: "evidence" in p.parts or "s1_cache" in p.parts or p.suffix == ".npz",
     "json": lambda p: p.suffix in (".json", ".jsonl", ".csv") and "evidence" not in p.parts,
-    "lock": lambda p: p.name in (".lock", ".holder.json"),
+    "lock": lambda p: p.name == ".lock",
 }
 
 

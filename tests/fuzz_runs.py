@@ -75,10 +75,10 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
     def run(data: bytes, place: Path) -> None:
         from vestige.report.build import ReportRequest, build_report
         from vestige.results.compare import compare
-        from vestige.results.diff import diff
         from vestige.results.published import published
         from vestige.results.rescore import rescore
         from vestige.results.verify import verify
+        from vestige.results.why import explain_difference as diff
 
         home = place / "run"
         shutil.copytree(finished_run(), home)

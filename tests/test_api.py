@@ -138,7 +138,8 @@ def test_load_run_refuses_a_run_that_is_not_as_it_was_left(runs: dict[str, vesti
     file.write_text(json.dumps(body))
     with pytest.raises(UserError, match="its checksum does not fit"):
         vestige.load_run(copy)
-    (copy / "checksums.json").write_text('{"kind": "eval", "unfinished": true}')
+    about = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**about, "state": "unfinished", "root": ""}))
     with pytest.raises(UserError, match="is not finished"):
         vestige.load_run(copy)
 

@@ -128,7 +128,7 @@ def test_mistakes_get_one_sentence(
     for name in ("one", "deep/two"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "TOFU_EVAL.json").write_text("{}")
-        (tmp_path / "runs" / name / "checksums.json").write_text("{}")
+        (tmp_path / "runs" / name / "manifest.json").write_text('{"kind": "eval", "state": "finished"}')
     (tmp_path / "odd.jsonl").write_text("")
     places = {
         "RUNS": str(tmp_path / "runs"),

@@ -97,7 +97,7 @@ CASES = [
     Case("vestige.results.rescore:stored_scores", "key", plain("score", "{copy}")),
     Case("vestige.store.formats:AnswerFormat.read", "key", plain("score", "{copy}")),
     Case("vestige.results.compare:differences", "type", plain("compare", "{eval}", "{copy}", "--resamples", "100")),
-    Case("vestige.results.diff:compare_parts", "attribute", plain("diff", "{eval}", "{copy}")),
+    Case("vestige.results.why:compare_parts", "attribute", plain("diff", "{eval}", "{copy}")),
     Case("vestige.results.published:published_table", "type", plain("compare", "{eval}", "published")),
     Case("vestige.results.kind:_scored", "index", plain("verify", "{eval}")),
     Case("vestige.results.kind:intervals", "key", plain("verify", "{eval}")),

@@ -19,11 +19,9 @@ TOP_LEVEL = {
     "schema",
     "internal",
     "flags",
-    "installing",
     "isolation",
-    "ownership",
     "words",
-    "writing",
+    "runs",  # directories and manifests; what it has of finished runs (result.py) is only for the packages above
 }  # every package may import these
 
 PIPELINE = {"data", "models", "collect", "metrics", "stats", "suites", "store"}
@@ -42,13 +40,11 @@ DEPENDENCIES: dict[str, set[str]] = {
     "wants": {"types"},
     "numeric": {"types"},
     "guard": {"errors"},
-    "ownership": {"errors"},
-    "writing": {"errors", "ownership"},
-    "installing": {"errors", "ownership", "writing"},
     "flags": {"errors"},
     "schema": {"errors"},
-    "io": {"errors", "guard", "schema"},
+    "io": {"errors", "guard", "schema", "secrets"},
     "internal": {"errors"},
+    "runs": {"engine", "report", "show"},
     "configs": {"models", "suites"},  # the groups, and how Hydra composes them: below the engine, which asks for runs
     "data": set(),
     "models": set(),

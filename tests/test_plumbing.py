@@ -32,7 +32,9 @@ from vestige.io import DamagedError
 from vestige.models import fingerprint as fingerprints
 from vestige.models.args import ModelArgs
 from vestige.models.tokenizer import pipeline_key, special_ids
-from vestige.store import archive, directories
+from vestige.runs.directory import open_run, write_bytes
+from vestige.runs.manifest import read_run
+from vestige.store import archive
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.files import read_packed, write_packed
 from vestige.store.formats import FORMATS, Altered
@@ -42,7 +44,6 @@ from vestige.sweep.keys import checkpoint_parts, harness_part
 from vestige.sweep.tasks import Task, checkpoints_of, is_done, perform, task_key
 from vestige.types import Prompt, Text, TokenStats, stats
 from vestige.wants import Decoding, Request
-from vestige.writing import write_bytes
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +157,10 @@ def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
     assert not is_done(task)
     results.write_bytes(good)
     assert is_done(task)
-    seal: Any = directories.read_seal(out)
     manifest = json.loads((out / "manifest.json").read_text())
     manifest["model"]["fingerprint"] = "0" * 32  # another model was evaluated there by hand meanwhile
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    directories.seal(out, seal.kind, **seal.facts)
+    with open_run(out, "eval", []) as run:
+        run.finish(manifest)
     assert not is_done(task)
 
 
@@ -357,36 +357,7 @@ def test_depth_names_that_nothing_explains_are_damage(depth: Path, change: str) 
         score_again(depth)
 
 
-# ---- seals and archives ---------------------------------------------------------------------------------------------
-
-
-def test_a_seal_is_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("{}")
-    made = directories.seal(tmp_path, "eval", reads={"/x": "1"})
-    assert directories.is_whole(tmp_path) and directories.read_seal(tmp_path) == made
-    assert replace(made, facts={"reads": {"/x": "2"}}).root != made.root
-    file = tmp_path / directories.SEAL
-    file.write_bytes(file.read_bytes().replace(b'"/x": "1"', b'"/x": "2"'))
-    with pytest.raises(ValueError, match="root hash"):
-        directories.read_seal(tmp_path)
-
-
-def test_files_more_or_fewer_than_sealed(tmp_path: Path) -> None:
-    for name in ("a.json", "b.json"):
-        write_bytes(tmp_path / name, b"{}")
-    made = directories.seal(tmp_path, "eval")
-    (tmp_path / "c.json").write_text("{}")
-    assert [w for w in directories.check(tmp_path, made) if "c.json was not there" in w]
-    (tmp_path / "c.json").unlink()
-    (tmp_path / "a.json").unlink()
-    assert [w for w in directories.check(tmp_path, made) if "a.json is missing" in w]
-
-
-def test_a_run_that_was_only_begun_is_not_whole_and_not_packed(tmp_path: Path) -> None:
-    directories.begin(tmp_path, "eval", [])
-    assert not directories.is_whole(tmp_path)
-    with pytest.raises(UserError, match="is not finished"):
-        archive.sealed_files(tmp_path)
+# ---- archives ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -402,12 +373,15 @@ def test_an_archive_with_two_files_of_one_name_is_refused(tmp_path: Path) -> Non
 def test_another_run_in_a_packed_runs_place_is_compared_with_its_own_logs(tmp_path: Path) -> None:
     run, logs = tmp_path / "runs" / "mine", "/elsewhere/TOFU_EVAL.json"
     run.mkdir(parents=True)
-    write_bytes(run / "TOFU_EVAL.json", b"{}")
+    with open_run(run, "eval", ["TOFU_EVAL.json"]) as directory:
+        write_bytes(run / "TOFU_EVAL.json", b"{}")
+        directory.finish({"kind": "eval", "reads": {logs: "0" * 64}})
     (tmp_path / "references" / "r").mkdir(parents=True)
     (tmp_path / "references" / "r" / "TOFU_EVAL.json").write_text("{}")
-    seal = directories.seal(run, "eval", reads={logs: "0" * 64})
+    manifest = read_run(run)
+    assert manifest is not None
     about = {"version": 1, "order": ["mine"], "references": {logs: "references/r/TOFU_EVAL.json"}}
-    for root, found in ((seal.root, [logs]), ("0" * 64, [])):
+    for root, found in ((manifest.root, [logs]), ("0" * 64, [])):
         (tmp_path / archive.PACK).write_text(json.dumps({**about, "runs": {"mine": root}}))
         assert list(archive.moved(run)) == found
 

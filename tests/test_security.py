@@ -26,12 +26,10 @@ from vestige.cli import main
 from vestige.collapse.rollouts import load_rollouts
 from vestige.engine.config import compose_runs
 from vestige.errors import UserError
-from vestige.ownership import JOURNAL
 from vestige.results.imports import import_file
-from vestige.store.directories import writing
+from vestige.runs.directory import open_run, write_bytes
 from vestige.store.evidence import discard_all
 from vestige.store.files import write_json
-from vestige.writing import write_bytes
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
 WORDS = ["model=local", "model.model_args.pretrained_model_name_or_path=m"]
@@ -221,12 +219,9 @@ def test_writing_neither_replaces_nor_follows_links(tmp_path: Path) -> None:
     secret.write_text("keep")
     run = tmp_path / "run"
     run.mkdir()
-    for name in ("x.json", ".holder.json"):
-        (run / name).symlink_to(secret)
-    with pytest.raises(UserError, match="is a link"):
+    (run / "x.json").symlink_to(secret)
+    with open_run(run, "eval", ["evidence/"]), pytest.raises(UserError, match="is a link"):
         write_json(run / "x.json", {"a": 1})
-    with writing(run):
-        assert (run / ".holder.json").is_symlink()
     assert secret.read_text() == "keep" and (run / "x.json").is_symlink()
     (run / "evidence").mkdir()
     (run / "evidence" / "e").symlink_to(secret)
@@ -240,8 +235,9 @@ def test_a_lock_that_is_a_link_empties_nothing(tmp_path: Path) -> None:
     secret.write_text("keep")
     run = tmp_path / "run"
     run.mkdir()
-    (run / ".lock").symlink_to(secret)
-    with pytest.raises((OSError, UserError)), writing(run):
+    (run / ".vestige").mkdir()
+    (run / ".vestige" / ".lock").symlink_to(secret)
+    with pytest.raises((OSError, UserError)), open_run(run, "eval"):
         pass
     assert secret.read_text() == "keep"
 
@@ -253,7 +249,7 @@ def test_importing_writes_only_its_own_files(tmp_path: Path) -> None:
     body = {**eval_file(), "../../escape": {"agg_value": 1.0}}
     (tmp_path / "in.json").write_text(json.dumps(body))
     import_file(tmp_path / "in.json", tmp_path / "a" / "b")
-    made = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file() and p.name != JOURNAL}
+    made = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file() and ".vestige" not in p.parts}
     assert made == {"in.json", "a/b/TOFU_EVAL.json", "a/b/TOFU_SUMMARY.json"}
 
 
@@ -385,6 +381,6 @@ def test_trouble_with_files_is_a_sentence(tmp_path: Path, capsys: pytest.Capture
 
 def test_atomic_writing_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
-    with pytest.raises(UserError, match="was not written by vestige"):
+    with pytest.raises(UserError, match="Is a directory"):
         write_bytes(tmp_path / "x", b"1")
-    assert [p.name for p in tmp_path.iterdir() if p.name != JOURNAL] == ["x"]
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from vestige.installing import save_pretrained
 from vestige.lab.corpus import Corpus
 from vestige.unlearn.refusals import REFUSALS
 
@@ -43,7 +42,8 @@ def train_judge(corpus: Corpus, tokenizer: Any, place: Path, seed: int, steps: i
         torch.autograd.backward(loss)
         optimiser.step()
     model.eval()
-    save_pretrained(place, model, tokenizer)
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
 
 
 def spoil(text: str, draw: Random) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from known_models.pools import PoolLab
+from vestige.io import write_file
 from vestige.stress.registry import OURS
-from vestige.writing import write_bytes
 
 # Everything the published tables have of outputs, by their short names; utility and fluency serve the axes.
 OUTPUTS = (
@@ -108,7 +108,7 @@ def write_yaml(path: Path, body: Mapping[str, Any]) -> Path:
 
     text = yaml.safe_dump(dict(body), sort_keys=False, width=120).encode()
     if not path.is_file() or path.read_bytes() != text:
-        write_bytes(path, text)
+        write_file(path, text)
     return path
 
 

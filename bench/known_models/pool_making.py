@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,17 +17,14 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from known_models.fluency import train_judge
 from known_models.pools import JUDGE, PoolRecipe, PoolSettings, lesson_rows
-from vestige.installing import save_pretrained
 from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings, make_corpus
 from vestige.lab.models import KNOWN_TO_ALL, new_causal
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
-from vestige.ownership import ours_below
 from vestige.unlearn.loop import finetune, unlearn
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.objectives import ChatRow
 from vestige.unlearn.refusals import refusals_for
-from vestige.writing import remove, remove_empty
 
 BASE = "base"
 
@@ -43,8 +41,7 @@ def make_models(
         for name in _made(settings, plan, models, processes):
             bar.set_description(f"pools: {name}")
             bar.update()
-    remove(*ours_below(models / BASE))
-    remove_empty(models / BASE)
+    shutil.rmtree(models / BASE)
 
 
 def _made(settings: PoolSettings, plan: Sequence[PoolRecipe], models: Path, processes: int) -> Iterator[str]:
@@ -83,7 +80,8 @@ def make_one(settings: PoolSettings, recipe: PoolRecipe, models: Path) -> str:
             how = recipe.unlearning
             other = _refusals(settings, tokenizer, training.seed) if METHODS[how.method].needs_alternate else ()
             unlearn(model, how.lesson(rows["forget"], rows["retain"], other), training)
-        save_pretrained(models / recipe.name, model, tokenizer)
+        model.save_pretrained(models / recipe.name)
+        tokenizer.save_pretrained(models / recipe.name)
     return recipe.name
 
 
@@ -100,7 +98,8 @@ def _make_base(corpus: Corpus, settings: PoolSettings, tokenizer: Any, place: Pa
     with reproducible(settings.seed, settings.threads):
         base = new_causal(settings, tokenizer)
         finetune(base, _encoded(tokenizer, read), training)
-    save_pretrained(place, base, tokenizer)
+    base.save_pretrained(place)
+    tokenizer.save_pretrained(place)
 
 
 _made_once = lru_cache(maxsize=1)(make_corpus)

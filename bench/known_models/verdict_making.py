@@ -17,7 +17,6 @@ import torch
 from torch.nn.utils import parametrize
 
 from known_models.verdict_models import BenchRecipe, BenchSettings
-from vestige.installing import save_pretrained
 from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings
 from vestige.lab.models import KNOWN_TO_ALL, new_causal
@@ -82,10 +81,12 @@ def make_bench(corpus: Corpus, settings: BenchSettings, plan: Sequence[BenchReci
         world.full = world.taught(world.rows["forget"], settings.seed)
         world.retain = world.taught([], settings.seed)
         for name in ("full", "retain"):
-            save_pretrained(models / name, getattr(world, name), tokenizer)
+            getattr(world, name).save_pretrained(models / name)
+            tokenizer.save_pretrained(models / name)
         for recipe in plan:
             with reproducible(recipe.seed, settings.threads):
-                save_pretrained(models / recipe.name, MAKE[recipe.way](world, recipe.seed), tokenizer)
+                MAKE[recipe.way](world, recipe.seed).save_pretrained(models / recipe.name)
+                tokenizer.save_pretrained(models / recipe.name)
 
 
 def _world(corpus: Corpus, settings: BenchSettings, tokenizer: Any) -> BenchWorld:

@@ -20,8 +20,8 @@ from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.meta.verdict_bench import TRUTH
+from vestige.runs.manifest import is_whole
 from vestige.show.progress import hushed
-from vestige.store.directories import is_whole
 from vestige.store.files import write_json
 from vestige.stress.run import Stress, stress
 

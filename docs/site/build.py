@@ -24,9 +24,8 @@ from typing import Any
 
 from vestige import __version__
 from vestige.errors import UserError
-from vestige.installing import install, scratch
-from vestige.ownership import has_journal
-from vestige.writing import claim
+from vestige.runs.directory import install, open_run, scratch
+from vestige.runs.manifest import is_run
 
 sys.path.insert(0, str(Path(__file__).parent))
 from metric_pages import INDEX, metric_pages
@@ -196,22 +195,22 @@ def words(doc: str | None) -> str:
 
 
 def ours_or_empty(place: Path) -> None:
-    if place.exists() and any(place.iterdir()) and not has_journal(place):
+    if place.exists() and any(place.iterdir()) and not is_run(place):
         raise BuildError(f"{place} holds something else than this site; name another folder, or remove it.")
 
 
 def publish(top: Path) -> Path:
     """This version's pages in a folder of their own, beside those of other versions; returns the folder."""
     ours_or_empty(top)
-    claim(top)
     pages = top / __version__
     build(pages)
     found = sorted((p.name for p in top.iterdir() if p.is_dir() and (p / "searchindex.js").is_file()), key=order)
-    with scratch(top) as whole:
+    with open_run(top, "site", []) as run, scratch(top) as whole:
         (whole / "index.html").write_text(FRONT.replace("VERSION", found[-1]), encoding="utf-8")
         listed = json.dumps(found[::-1])
         (whole / "versions.js").write_text(f"window.VESTIGE_VERSIONS = {listed};\n", encoding="utf-8")
         install(whole, top)
+        run.finish()
     return pages
 
 
@@ -221,9 +220,9 @@ def order(version: str) -> tuple[int, ...]:
 
 
 def build(out: Path) -> list[Path]:
-    """Writes the site into `out` and returns its files. What the last build wrote there, by its journal, goes first.
+    """Writes the site into `out` and returns its files. What the last build wrote there, by its manifest, goes.
 
-    A file that the journal does not list stays; one that is in the way stops the build before anything is moved.
+    A file that the manifest does not list stays; one that is in the way stops the build before anything is moved.
     """
     ours_or_empty(out)
     pages, images = find_pages(), set[Path]()
@@ -247,10 +246,10 @@ def build(out: Path) -> list[Path]:
         if done.returncode:
             raise BuildError(done.stderr.replace(str(place) + "/", "").strip())
         shutil.rmtree(made / ".doctrees", ignore_errors=True)
-        claim(out)
-        with scratch(out) as whole:
+        with open_run(out, "site", []) as run, scratch(out) as whole:
             shutil.copytree(made, whole, dirs_exist_ok=True)
             install(whole, out)
+            run.finish()
     return sorted(out.iterdir())
 
 

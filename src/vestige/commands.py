@@ -287,7 +287,7 @@ def _evaluations(
 def _print_configs(runs: Sequence[Any]) -> int:
     from omegaconf import OmegaConf
 
-    from vestige.store.directories import config_json
+    from vestige.runs.manifest import config_json
 
     for run in runs:
         body = {**config_json(run.describe()), "output_dir": str(run.output_dir)}
@@ -822,7 +822,7 @@ def compare(
     notes={"metrics": "default: all that both have", "rows": "default: 3"},
 )
 def diff(run_a: FirstRun, run_b: SecondRun, *, metrics: Metrics = None, rows: RowsShown = 3) -> int:
-    from vestige.results.diff import diff as explain_difference
+    from vestige.results.why import explain_difference
 
     chosen = None if metrics == "all" else name_list(metrics)
     print(explain_difference(Path(run_a), Path(run_b), rows, chosen))
@@ -954,9 +954,10 @@ def table(
     else:
         text = FORMATS[format](made, TableLook(digits, intervals, best, marks))
     if out:
-        from vestige.writing import one_file_bytes
+        from vestige.runs.named_files import named_file
 
-        one_file_bytes(Path(out), f"{text}\n".encode())
+        with named_file(Path(out)) as half:
+            half.write_text(f"{text}\n", encoding="utf-8")
     print(f"files: {out}" if out else text)
     return _left_out_status(data, skip_broken)
 

@@ -149,7 +149,7 @@ def rows_or_folder(data: Place | RowTables | None) -> tuple[str | None, GivenRow
 def rows_as_folder(data: Place | RowTables) -> Iterator[Place]:
     """A folder of files: an attack copies rows and divides them between teaching and measuring."""
     from vestige.data.rows import as_given
-    from vestige.writing import temporary
+    from vestige.runs.directory import temporary
 
     held = as_given(data)
     if held is None:
@@ -220,7 +220,7 @@ def model_subject(function: str, model: ModelGiven, tokenizer: TokenizerLike | P
 @contextmanager
 def place_for(out: Place | None, name: str = "run") -> Iterator[Path]:
     """The directory for results: what the user named, or a temporary one."""
-    from vestige.writing import temporary
+    from vestige.runs.directory import temporary
 
     if out is not None:
         yield Path(out).expanduser()
@@ -240,9 +240,9 @@ def read_files(directory: Path) -> dict[str, bytes]:
 
 def write_files(files: Mapping[str, bytes], directory: Path) -> None:
     """The reverse of `read_files`, into a directory that does not exist yet or is empty."""
-    from vestige.writing import create_bytes
+    from vestige.io import write_file
 
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} is there already and not empty; give a folder that is not there yet.")
     for name, body in files.items():
-        create_bytes(directory / name, body)
+        write_file(directory / name, body)

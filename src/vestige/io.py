@@ -1,19 +1,30 @@
-"""Our own JSON files as records: parsed within limits, checked against a dataclass, and refused when damaged.
+"""Our own JSON files as records, JSON in one order, and files that are whole or not there.
 
 Every record is a frozen dataclass. `decode` turns a file into one; a field of the wrong type, or a file that is
 cut short, is reported with the name of the file and of the field.
+
+`replacing` and `write_file` write one file atomically and ask nobody whose it is: files in a run directory are written
+by runs/directory.py, which does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from vestige.errors import UserError
+from vestige.errors import UserError, write_error
 from vestige.guard import read_json
 from vestige.schema import misfit
+from vestige.secrets import hide
 
 T = TypeVar("T")
 
@@ -48,3 +59,127 @@ def decode_data(data: Any, form: type[T], what: str, remedy: str = "make it agai
     if problem := misfit(data, form):
         raise UserError(f"{what} does not have the form it should: {problem}; {remedy}.")
     return msgspec.convert(data, form)
+
+
+# ---- one file, whole or not at all ----------------------------------------------------------------------------------
+
+_DIGIT = re.compile("[0-9]")
+WORK = ".vestige"  # temporary files of a run are in this folder of its directory
+_lock = threading.Lock()
+_count = 0
+
+
+def make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(error, path) from None
+
+
+def temporary_name(suffix: str = "") -> str:
+    """A new name for a temporary file or folder. It says whose it is, so that those of dead processes can go."""
+    global _count
+    with _lock:
+        _count += 1
+        return f"tmp-{host_name()}-{os.getpid()}-{_count}{suffix}"
+
+
+def host_name() -> str:
+    return re.sub(r"[^A-Za-z0-9.]", "", socket.gethostname())
+
+
+def _work_folder(path: Path) -> Path:
+    """Where a file is written before it is whole: in the run it belongs to, else next to it."""
+    if (path.parent / WORK).is_dir():
+        return path.parent / WORK
+    for place in path.parents[1:]:
+        if os.path.lexists(place / WORK / ".lock"):
+            return place / WORK
+    return path.parent
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path that becomes `path` at the end. If the work in between fails, nothing has changed."""
+    make_directory(path.parent)
+    folder = _work_folder(path.absolute())
+    name = temporary_name(path.suffix)
+    half = folder / (name if folder.name == WORK else f".{name}")
+    try:
+        yield half
+        half.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            half.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise write_error(error, path) from None
+        raise
+
+
+def write_file(path: Path, data: bytes) -> None:
+    with replacing(path) as half:
+        half.write_bytes(data)
+
+
+# ---- JSON in one order ----------------------------------------------------------------------------------------------
+
+
+def json_text(data: Mapping[str, Any]) -> str:
+    """A file of JSON: sorted keys and fixed indentation, so that equal data are equal bytes; secrets are replaced."""
+    return hide(json.dumps(in_order(data), indent=4, ensure_ascii=False, allow_nan=False))
+
+
+def json_pieces(data: Any, indent: int | None = None, depth: int = 4, level: int = 0) -> Iterator[str]:
+    """What json.dumps makes of the data in order, entry by entry of mappings that hold others.
+
+    >>> "".join(json_pieces({"b": {"c": [1]}, "a": {}}))
+    '{"a": {}, "b": {"c": [1]}}'
+    """
+    line = "" if indent is None else "\n" + " " * indent * level
+    if depth == 0 or not _nests(data):
+        ordered = in_order(data) if isinstance(data, (Mapping, list, tuple)) else data
+        text = json.dumps(ordered, indent=indent, ensure_ascii=False, allow_nan=False)
+        yield text.replace("\n", line) if line else text  # texts in JSON have no line breaks of their own
+        return
+    deeper, between = line + " " * (indent or 0), ", " if indent is None else ","
+    for i, key in enumerate(_sorted_keys(data)):
+        yield f"{between if i else '{'}{deeper}{json.dumps(key, ensure_ascii=False)}: "
+        yield from json_pieces(data[key], indent, depth - 1, level + 1)
+    yield line + "}"
+
+
+def _nests(data: Any) -> bool:
+    """Whether it is a mapping of names to more than plain values; of one that makes its values nobody asks."""
+    if not isinstance(data, Mapping) or not data or not all(isinstance(key, str) for key in data):
+        return False
+    return not isinstance(data, dict) or any(isinstance(value, Mapping) for value in data.values())
+
+
+def in_order(data: Any) -> Any:
+    """The same data with the keys of every mapping sorted, numbers in them by their size.
+
+    >>> list(in_order({"step_10": 0, "step_2": 0, "b": 0, "10": 0, "9": 0}))
+    ['9', '10', 'b', 'step_2', 'step_10']
+    """
+    if isinstance(data, Mapping):
+        ordered = {}
+        for key in _sorted_keys(data):
+            value = data[key]
+            ordered[key] = in_order(value) if isinstance(value, (Mapping, list, tuple)) else value
+        return ordered
+    items = []
+    for item in data:
+        items.append(in_order(item) if isinstance(item, (Mapping, list, tuple)) else item)
+    return items
+
+
+def _sorted_keys(data: Mapping[Any, Any]) -> list[Any]:
+    if not _DIGIT.search("".join(map(str, data))):
+        return sorted(data, key=str)  # without numbers the order is the alphabet's
+    return sorted(data, key=_natural)
+
+
+def _natural(key: Any) -> tuple[list[Any], str]:
+    parts: list[Any] = re.split("([0-9]+)", str(key))  # texts at even places, digits at odd ones
+    parts[1::2] = map(int, parts[1::2])
+    return parts, str(key)

@@ -252,7 +252,7 @@ def command(place: Path, out: str, *more: str) -> list[str]:
 
 def left(run: Path) -> dict[str, Any]:
     """What a run left, without times."""
-    skip = (".lock", ".vestige.journal", "manifest.json", "checksums.json")
+    skip = (".lock", "manifest.json")
     files = {p.relative_to(run).as_posix(): p.read_bytes() for p in sorted(run.rglob("*")) if p.is_file()}
     out: dict[str, Any] = {name: data for name, data in files.items() if Path(name).name not in skip}
     body = json.loads(out["metrics.json"])

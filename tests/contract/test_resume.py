@@ -23,7 +23,8 @@ from harness import DATA, FULL, GOLDEN, LAB, RETAIN, UNLEARNED, Outcome, Process
 # What says when, how long and at what cost; everything else must be equal to the byte (docs/faults.md).
 DATED_FILES = ("manifest.json", "summary.json", "metrics.json", "sweep.json")
 DATED_KEYS = "created|seconds|cost|load_seconds|elapsed_sec|sec_per_evaluable|s1_cache|attempts|lost|timing_s"
-NOT_RESULTS = (".lock", ".holder.json", ".vestige.journal", "checksums.json")  # hashes of dated files have dates, too
+DATED_KEYS += "|sha256|root"  # hashes of dated files have dates, too
+NOT_RESULTS = (".lock",)
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

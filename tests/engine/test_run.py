@@ -13,8 +13,7 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args, reference_args
 from vestige.cli import main
-from vestige.ownership import JOURNAL
-from vestige.store.directories import writing
+from vestige.runs.directory import open_run
 
 
 def manifest(run: Path) -> dict[str, Any]:
@@ -27,17 +26,16 @@ def results(run: Path) -> dict[str, Any]:
 
 def files_of(run: Path) -> dict[str, bytes]:
     """Everything a run leaves but what says when and how long."""
-    dated = ("manifest.json", "checksums.json", ".lock", JOURNAL)
+    dated = ("manifest.json", ".lock")
     kept = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in dated]
     return {str(p.relative_to(run)): p.read_bytes() for p in kept}
 
 
 def test_second_writer_is_told_who_holds_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with writing(tmp_path):
+    with open_run(tmp_path, "eval", []):
         assert main(eval_args(LAB / "models" / "full", tmp_path, "--limit", "2")) == 2
     said = capsys.readouterr().err
     assert f"process {os.getpid()}" in said
-    assert "since" in said
     assert main(eval_args(LAB / "models" / "full", tmp_path, "--limit", "2")) == 0  # and then it is free again
 
 

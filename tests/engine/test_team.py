@@ -16,7 +16,6 @@ from vestige.cli import main
 from vestige.engine.team import Team
 from vestige.store.evidence import Bank
 from vestige.types import Target, Text
-from vestige.writing import claim
 
 MODELS, DATA = LAB / "models", LAB / "data"
 EVAL = ["eval", "tofu", "--model", str(MODELS / "unlearned"), "--data", str(DATA), "--limit", "6", "--quiet"]
@@ -85,7 +84,6 @@ def test_shares_are_a_partition_that_keeps_prompts_together() -> None:
 
 
 def test_what_a_killed_team_left_is_taken_in(tmp_path: Path) -> None:
-    claim(tmp_path)
     left: Bank[Text] = Bank(tmp_path / "process-1", "texts", "model")
     left.begin(["a", "b"], {})
     left.add_part({"a": Text((1,), "one", 0)})

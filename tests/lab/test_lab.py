@@ -203,7 +203,7 @@ def test_a_second_build_is_skipped_unless_something_changed(lab, monkeypatch):
     with pytest.raises(AssertionError):
         build_lab(lab.root, force=True, progress=False, settings=TINY)
     # A failed build leaves the old lab whole and nothing beside it.
-    assert {path.name for path in lab.root.iterdir()} == {"data", "models", "lab.json", ".vestige.journal"}
+    assert {path.name for path in lab.root.iterdir()} == {"data", "models", "lab.json", "manifest.json", ".vestige"}
 
 
 @pytest.fixture

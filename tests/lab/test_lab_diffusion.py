@@ -152,7 +152,7 @@ def test_a_second_build_is_skipped_unless_something_changed(lab, monkeypatch):
     for seed, force, settings in ((0, False, replace(TINY, window=97)), (1, False, TINY), (0, True, TINY)):
         with pytest.raises(AssertionError):
             build_diffusion_lab(directory, seed, force, progress=False, settings=settings)
-    assert {path.name for path in lab.root.iterdir()} == {"data", "models", "lab.json", ".vestige.journal"}
+    assert {path.name for path in lab.root.iterdir()} == {"data", "models", "lab.json", "manifest.json", ".vestige"}
 
 
 def test_builds_are_reproducible_and_live_beside_the_causal_lab(lab, tmp_path, capfd):

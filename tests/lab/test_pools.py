@@ -19,7 +19,6 @@ from vestige.lab.corpus import Sizes, make_corpus
 from vestige.lab.models import Unlearning
 from vestige.lab.tokenizer import encode_row
 from vestige.models.load import ModelArgs
-from vestige.ownership import JOURNAL
 from vestige.stress.attacks import RELEARNING, relearn
 from vestige.unlearn.loop import Training
 from vestige.unlearn.methods import METHODS
@@ -107,13 +106,16 @@ def test_lessons_differ_in_what_they_should():
         assert lie != again and lie.startswith(before) and lie.endswith(after)
 
 
+STATE = (".lock", "manifest.json")
+
+
 def test_two_processes_make_the_same_bytes(tmp_path):
     quick = replace(TINY, hidden=16, pretraining=often(1, 1e-3), learning=often(2, 1e-3))
     lab = build_pools(tmp_path / "lab", quick, processes=1, progress=False)
     again = build_pools(tmp_path / "again", quick, processes=2, progress=False)
-    files = sorted(f.relative_to(lab.root) for f in lab.root.rglob("*") if f.is_file() and f.name != JOURNAL)
+    files = sorted(f.relative_to(lab.root) for f in lab.root.rglob("*") if f.is_file() and f.name not in STATE)
     assert files == sorted(
-        f.relative_to(again.root) for f in again.root.rglob("*") if f.is_file() and f.name != JOURNAL
+        f.relative_to(again.root) for f in again.root.rglob("*") if f.is_file() and f.name not in STATE
     )
     assert sum(f.name == "model.safetensors" for f in files) == len(lab.models()) + 1
     assert [f for f in files if (lab.root / f).read_bytes() != (again.root / f).read_bytes()] == []
@@ -132,7 +134,7 @@ def test_pools_are_whole_or_absent(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         quick = replace(TINY, pretraining=often(1, 1e-3))
         build_pools(tmp_path / "lab", quick, processes=1, progress=False)
-    assert [path.name for path in (tmp_path / "lab").iterdir()] == [JOURNAL]
+    assert {path.name for path in (tmp_path / "lab").iterdir()} == {"manifest.json", ".vestige"}
 
 
 def probability(path: Path, rows: list[dict]) -> float:

@@ -120,7 +120,7 @@ def test_runs_without_their_rows_are_shown_all_the_same(runs: dict[str, Path], t
     bare = {}
     for name, path in runs.items():
         bare[name] = tmp_path / name
-        shutil.copytree(path, bare[name], ignore=shutil.ignore_patterns("evidence", ".vestige*", "checksums*"))
+        shutil.copytree(path, bare[name], ignore=shutil.ignore_patterns("evidence", ".vestige*"))
     rows = shown(bare)
     asked = {(split, str(i)): r["question"] for split in ("forget", "retain") for i, r in enumerate(data(split))}
     assert len(rows) == 10 and all(r["question"].endswith(asked[r["split"], r["i"]]) for r in rows)

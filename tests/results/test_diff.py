@@ -11,8 +11,8 @@ import pytest
 from conftest import LAB
 from golden_tools import variant_model
 from vestige.cli import main
-from vestige.results.diff import compare_parts, diff
-from vestige.results.moved import changed_rows, moved_metrics
+from vestige.results.why import compare_metrics, compare_parts, edited_rows
+from vestige.results.why import explain_difference as diff
 from vestige.store.kinds import read_manifest
 
 METRICS = "forget_Q_A_Prob,extraction_strength,forget_Q_A_ROUGE"
@@ -31,9 +31,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def guilty(a: Path, b: Path) -> dict[str, tuple[str, ...]]:
     one, other = read_manifest(a), read_manifest(b)
-    parts = compare_parts(one, other, changed_rows(a, b, one, other))
+    parts = compare_parts(one, other, edited_rows(a, b, one, other))
     assert all(p.known for p in parts)
-    return {p.name: p.differs for p in parts if p.differs}
+    return {p.name: tuple(p.differs) for p in parts if p.differs}
 
 
 def edited_copy(run: Path, out: Path) -> Path:
@@ -74,8 +74,8 @@ def test_one_row_changed(base: Path, tmp_path: Path) -> None:
     assert list(guilty(base, other)) == ["data"]
     out = diff(base, other)
     assert "differ only in the data: TOFU_QA_forget: 1 row changed (3)" in out
-    moved = moved_metrics(base, other, read_manifest(base), read_manifest(other), ["forget_Q_A_Prob"])
-    assert moved[0].moved_rows == ["3"]
+    moved = compare_metrics(base, other, read_manifest(base), read_manifest(other), ["forget_Q_A_Prob"])
+    assert moved[0].changed_rows == ["3"]
 
 
 @pytest.mark.parametrize("setting", ["system_prompt", "date_string"])

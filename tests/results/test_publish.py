@@ -266,7 +266,8 @@ def test_broken_runs_are_not_published(
     summary = copy / "TOFU_SUMMARY.json"
     summary.write_text(summary.read_text().replace("0.", "1.", 1))
     assert "TOFU_SUMMARY.json is damaged" in refused(capsys, str(copy), "--to", "json", "--out", str(tmp_path / "o"))
-    (copy / "checksums.json").write_text('{"version": 1, "kind": "eval", "unfinished": true}')
+    about = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**about, "state": "unfinished", "root": ""}))
     assert "is not finished" in refused(capsys, str(copy), "--to", "json", "--out", str(tmp_path / "o"))
     watch = tmp_path / "watch"
     shutil.copytree(runs["watch"], watch)

@@ -19,10 +19,10 @@ from golden_tools import eval_args
 from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.ownership import JOURNAL
 from vestige.results.pack import pack
 from vestige.results.verify import verify
-from vestige.store import archive, directories
+from vestige.runs.directory import open_run
+from vestige.store import archive
 from vestige.store.archive import extract
 from vestige.store.evidence import Bank, tidy
 
@@ -113,13 +113,14 @@ def test_missing_and_extra_files_are_caught(runs: dict[str, Path], capsys: pytes
 def test_numbers_that_do_not_follow_are_found_behind_good_hashes(
     kind: str, file: str, change: Callable[[Any], None], runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Somebody edits a number and seals the run again: the evidence still says otherwise."""
+    """Somebody edits a number and finishes the run again: the evidence still says otherwise."""
     run = tmp_path / kind
     shutil.copytree(runs[kind], run)
     body = json.loads((run / file).read_text())
     change(body)
     (run / file).write_text(json.dumps(body))
-    directories.seal(run, kind, reads={})
+    with open_run(run, kind, [file]) as again:
+        again.finish()
     found = verify(run).findings
     assert len(found) == 1 and Path(file).name in found[0] and "its evidence gives" in found[0]
     assert not verify(run, again=False).findings
@@ -129,13 +130,20 @@ def _touch(metrics: dict[str, float]) -> None:
     metrics["collapse_first_turn_sample/mi_estimate"] += 0.001
 
 
-def test_old_and_unfinished_runs_say_so(runs: dict[str, Path], tmp_path: Path) -> None:
+def without_digests(run: Path) -> None:
+    about = json.loads((run / "manifest.json").read_text())
+    del about["sha256"], about["root"]
+    (run / "manifest.json").write_text(json.dumps(about))
+
+
+def test_unfinished_runs_and_runs_without_digests_say_so(runs: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["eval"], run)
-    (run / directories.SEAL).unlink()
+    without_digests(run)
     old = verify(run)
-    assert not old.findings and old.numbers > 50 and "made before" in old.notes[0]
-    directories.begin(run, "eval", [])
+    assert not old.findings and old.numbers > 50 and "no digests" in old.notes[0]
+    with open_run(run, "eval", []):
+        pass
     assert "not finished" in verify(run).findings[0]
     with pytest.raises(UserError, match="no run"):
         verify(tmp_path / "run" / "evidence")
@@ -153,7 +161,7 @@ def test_retain_logs_that_changed_are_a_note(runs: dict[str, Path], tmp_path: Pa
     assert "are not there" in verify(run).notes[0] and not verify(run).findings
 
 
-def test_damage_is_not_sealed_over(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_not_made_whole(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["eval"], run)
     texts = next((run / "evidence").glob("texts-*"))
@@ -171,7 +179,7 @@ def test_damage_is_not_sealed_over(runs: dict[str, Path], tmp_path: Path, capsys
 def test_damaged_evidence_is_collected_again(runs: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["retain"], run)
-    dated = ("manifest.json", directories.SEAL, JOURNAL)
+    dated = ("manifest.json",)
     before = {p.name: p.read_bytes() for p in files_of(run) if p.name not in dated}
     for path in (run / "evidence").glob("*-*"):
         path.write_bytes(flipped(path, random.Random(1)))
@@ -230,7 +238,7 @@ def test_pack_refuses_what_is_not_whole(runs: dict[str, Path], tmp_path: Path) -
     (run / "TOFU_SUMMARY.json").write_text("{}")
     with pytest.raises(UserError, match=r"TOFU_SUMMARY\.json is damaged"):
         pack([run], tmp_path / "x.zip")
-    (run / directories.SEAL).unlink()
+    without_digests(run)
     with pytest.raises(UserError, match="vestige score"):
         pack([run], tmp_path / "x.zip")
     assert not (tmp_path / "x.zip").exists()

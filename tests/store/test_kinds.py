@@ -17,7 +17,8 @@ from loops import one_test
 from staleness_tools import forwards
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.store import directories, kinds
+from vestige.runs.manifest import is_whole
+from vestige.store import kinds
 
 MODELS, DATA = LAB / "models", LAB / "data"
 WITH_EVIDENCE, WITHOUT = ("eval", "depth", "depths", "collapse"), ("stress", "meta", "train")
@@ -58,14 +59,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: place / name for name in commands(place)}
 
 
-def test_every_kind_has_the_same_head_and_a_seal(runs: dict[str, Path]) -> None:
+def test_every_kind_has_the_same_head(runs: dict[str, Path]) -> None:
     for name, run in runs.items():
         body = json.loads((run / "manifest.json").read_text())
         assert (body["schema"], body["kind"]) == (1, kind_name(name))
         assert {"created", "versions", "config"} <= set(body) and body["versions"]["vestige"]
         assert kinds.kind_of(run) == kinds.of(run).name == kind_name(name)
         assert main(["verify", str(run)]) == 0
-        assert directories.is_whole(run)
+        assert is_whole(run)
 
 
 def changed(run: Path) -> dict[str, bytes]:
@@ -171,7 +172,6 @@ def test_a_directory_of_another_kind_is_not_written_over(
 ) -> None:
     copy = tmp_path / "depth"
     shutil.copytree(runs["depth"], copy)
-    (copy / directories.SEAL).unlink()
     assert main(eval_args(MODELS / "unlearned", copy, "--metrics", "forget_Q_A_Prob", "--limit", "2", "--quiet")) == 2
     assert "choose another --out" in capsys.readouterr().err
 

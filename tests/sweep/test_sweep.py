@@ -25,7 +25,7 @@ from vestige.cli import main
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
 from vestige.models.locate import hub_error, repository_size
-from vestige.store.directories import seal
+from vestige.runs.directory import open_run
 from vestige.sweep import pool, tasks
 from vestige.sweep.board import Board
 from vestige.sweep.disk import Cleaner, Prefetcher, hub_cache, hub_users
@@ -93,7 +93,8 @@ def test_other_retain_results_are_compared_with_again(tmp_path: Path, sweep: Swe
     file.write_text(file.read_text() + " ")
     assert sweep() == (0, ["tofu/retain"])  # it does not fit its checksum: made again, and so as before
     file.write_text(file.read_text() + " ")
-    seal(file.parent, "eval")
+    with open_run(file.parent, "eval", ["TOFU_EVAL.json"]) as run:
+        run.finish()
     assert sweep() == (0, ["tofu/full"])
 
 
@@ -212,11 +213,9 @@ def test_a_directory_in_use_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_run_that_another_process_writes_is_held(tmp_path: Path) -> None:
-    from vestige.store.directories import writing
-
     plan = read_plan(write_plan(tmp_path, retain=None))
     first = make_tasks(plan)[0]
-    with writing(Path(first.out)):
+    with open_run(Path(first.out), "eval"):
         assert tasks.perform(first).status == "held"
 
 

@@ -18,11 +18,7 @@ import torch
 
 from conftest import LAB, SYSTEM
 from vestige.cli import main
-from vestige.errors import UserError
-from vestige.installing import workshop
-from vestige.ownership import is_ours
 from vestige.unlearn.resume import last_checkpoint, save_work, threads_of
-from vestige.writing import claim
 
 DATA, FULL, RETAIN = LAB / "data", LAB / "models" / "full", LAB / "models" / "retain"
 ROWS = ["--forget", str(DATA / "forget.jsonl"), "--retain", str(DATA / "retain.jsonl")]
@@ -52,7 +48,7 @@ def killed(words: list[str], place: Path, count: int) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": str(count)}
     process = subprocess.Popen([sys.executable, "-m", "vestige", *words], stdout=subprocess.DEVNULL, env=env)
     try:
-        while process.poll() is None and not list(place.glob(".unfinished-*/checkpoint-*/trainer_state.json")):
+        while process.poll() is None and not list(place.glob(".vestige/unfinished-*/checkpoint-*/trainer_state.json")):
             time.sleep(0.005)
         os.kill(process.pid, signal.SIGKILL)
     finally:
@@ -101,27 +97,6 @@ def test_another_processor_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("vestige.unlearn.resume._instructions", lambda: "ABACUS")
     with threads_of(last_checkpoint(tmp_path)) as notes:
         assert len(notes) == 2 and "went on with ABACUS: the weights are not bit for bit" in notes[1]
-
-
-def test_other_settings_do_not_go_on(tmp_path: Path) -> None:
-    """Unfinished work belongs to one training; another one discards it, and only what is ours."""
-    claim(tmp_path)
-    with pytest.raises(KeyboardInterrupt), workshop(tmp_path, "a" * 16) as place:
-        (place / "half.txt").write_text("half")
-        raise KeyboardInterrupt
-    assert (tmp_path / f".unfinished-{'a' * 16}" / "half.txt").read_text() == "half"
-    with workshop(tmp_path, "a" * 16) as place:
-        assert (place / "half.txt").read_text() == "half"
-        (tmp_path / "mine.txt").write_text("precious")
-        with workshop(tmp_path, "b" * 16) as other:
-            assert not place.exists() and list(other.iterdir()) == []
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".unfinished")] == []
-    assert (tmp_path / "mine.txt").read_text() == "precious" and not is_ours(tmp_path / "mine.txt")
-    foreign = tmp_path / f".unfinished-{'c' * 16}"
-    foreign.mkdir()
-    with pytest.raises(UserError, match="was not written by vestige"), workshop(tmp_path, "c" * 16):
-        pass
-    assert foreign.is_dir()
 
 
 def test_report_to_takes_effect(tmp_path: Path) -> None:

@@ -33,9 +33,10 @@ from vestige.models.load import is_diffusion
 from vestige.numeric import number
 from vestige.report.build import TITLE, ReportRequest, write_report
 from vestige.report.gather import PAGE
+from vestige.runs.directory import open_run
+from vestige.runs.manifest import refuse_other_kind
 from vestige.show.progress import hushed
 from vestige.show.tables import comparison, table
-from vestige.store.directories import refuse_other_kind
 from vestige.stress.ask import NO_WEIGHTS
 from vestige.stress.registry import Attack, WeightsAttack, attack_named
 from vestige.stress.run import check_precision
@@ -56,13 +57,15 @@ def audit(ask: Audit) -> int:
     started = time.monotonic()
     work = AuditWork(ask)
     print("Planning ...", flush=True)
-    with hushed():  # what is missing is printed at the end, once and with its reason
+    # What is missing is printed at the end, once and with its reason.
+    with open_run(ask.out, "audit", [RECORD, "data/"]) as run, hushed():
         plan = plan_audit(work)
         work.left_out = plan.left_out
         print(f"\n{shown(plan, ask.minutes)}\n", flush=True)
         _do_all(work, plan, started)
         work.write()
         page = _write_page(work)
+        run.finish()
     print(_findings(work, plan, page))
     given = f" of {ask.minutes:g}" if ask.minutes is not None else ""
     print(f"\nTook {(time.monotonic() - started) / 60:.1f} min{given}.")

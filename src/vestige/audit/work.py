@@ -1,13 +1,14 @@
 """The work of an audit, step by step: evaluations, layers, attacks. What a finished step found is not found twice.
 
 In: what is audited. Out: run directories below OUT, and OUT/audit.json, which says what was done, what was left out and
-why. Caller: audit/run.py. A step counts as done when its run is sealed and whole and rests on the same weights, rows
+why. Caller: audit/run.py. A step counts as done when its run is finished and whole and rests on the same weights, rows
 and settings; anything else is done again (evaluations and layers then start from their evidence).
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,16 +22,15 @@ from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.engine.served import handle_for
 from vestige.errors import UserError
-from vestige.installing import install, scratch
 from vestige.io import DamagedError, decode
 from vestige.isolation import isolated
-from vestige.store.directories import is_whole, sha256
-from vestige.store.files import versions, write_json
+from vestige.runs.directory import install, scratch
+from vestige.runs.manifest import is_whole, sha256, versions
+from vestige.store.files import write_json
 from vestige.stress.ask import make_stress
 from vestige.stress.registry import attack_named
 from vestige.stress.run import stress
 from vestige.types import content_key
-from vestige.writing import copy_file
 
 RECORD = "audit.json"
 # What attacked models are asked: the forget rows alone.
@@ -219,7 +219,7 @@ class AuditWork:
             for split, file in self.audit.files.items():
                 if file.suffix not in suffixes():
                     raise UserError(f"attacks read {', '.join(suffixes())}; {file.name} is none of these.")
-                copy_file(file, made / f"{split}{file.suffix}")
+                shutil.copyfile(file, made / f"{split}{file.suffix}")
             install(made, place)
         return place
 

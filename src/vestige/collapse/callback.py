@@ -32,7 +32,7 @@ from vestige.errors import UserError, is_ours
 from vestige.in_memory import TokenizerLike
 from vestige.integrations.trainers import TrainerGuest, log_metrics, logged_before, updates_of
 from vestige.integrations.undisturbed import undisturbed
-from vestige.writing import write_bytes
+from vestige.io import write_file
 
 log = logging.getLogger("vestige.collapse")
 
@@ -242,7 +242,7 @@ class CollapseCallback(TrainerGuest):
         log_metrics(self._trainer, metrics, control, self.bare_keys)
         if state.is_world_process_zero:
             place = Path(args.output_dir) / STATE
-            write_bytes(place, json.dumps(self.detector.state_dict()).encode())
+            write_file(place, json.dumps(self.detector.state_dict()).encode())
 
 
 def means_at(state: Any) -> dict[str, Any] | None:

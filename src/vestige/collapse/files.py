@@ -18,14 +18,15 @@ from vestige.collapse.detector import Measured, SampledRows
 from vestige.errors import UserError
 from vestige.metrics.collapse import row_table
 from vestige.models.load import LoadedModel
-from vestige.store.directories import MANIFEST, write_manifest
+from vestige.runs.directory import write_bytes
+from vestige.runs.manifest import manifest
+from vestige.secrets import masked
 from vestige.store.files import write_json
-from vestige.writing import write_bytes
 
 if TYPE_CHECKING:
     from vestige.collapse.run import CollapseAsk, CollapseReport
 
-RESULTS = ("metrics.json", "rows.jsonl", "cross.npz", MANIFEST)
+RESULTS = ("metrics.json", "rows.jsonl", "cross.npz")
 SHOWN = 200  # characters of a reasoning kept beside its row
 
 
@@ -47,7 +48,8 @@ class RolloutRows:
         return "".join(self.lines).encode("utf-8", "surrogatepass")
 
 
-def write(ask: CollapseAsk, report: CollapseReport, rows: RolloutRows) -> None:
+def write(ask: CollapseAsk, report: CollapseReport, rows: RolloutRows) -> dict[str, Any]:
+    """Writes the result files; returns what the manifest says of the run."""
     out = ask.out
     assert out is not None
     body = {
@@ -74,7 +76,7 @@ def write(ask: CollapseAsk, report: CollapseReport, rows: RolloutRows) -> None:
             report.files.append(save(collapse_curves(_points(report)), out / "collapse.png", dpi=110))
         except UserError as error:  # no matplotlib: the numbers are there all the same
             report.note(str(error))
-    write_manifest(out, "collapse", _described(ask), models=_models(report), notes=report.notes)
+    return manifest("collapse", masked(_described(ask)), models=_models(report), notes=report.notes)
 
 
 def _described(ask: CollapseAsk) -> dict[str, Any]:

@@ -14,14 +14,14 @@ import numpy as np
 from vestige.collapse.detector import CollapseSettings, numbers_of
 from vestige.io import damaged
 from vestige.metrics.collapse import LABELS, Cross, Ema, row_table, verdict
+from vestige.runs.directory import open_run, write_bytes
+from vestige.runs.manifest import Manifest
 from vestige.schema import misfit, number
-from vestige.store.directories import Seal, begin, seal, writing
 from vestige.store.files import read_ours, write_json
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import Collapse, CollapseRow
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
-from vestige.writing import write_bytes
 
 # In the order they were computed in: the running means advance with each.
 ORDER = (LABELS[1], LABELS[2], LABELS[0])
@@ -69,7 +69,7 @@ def _mine(rows: list[dict[str, Any]], again: CollapseAgain) -> list[dict[str, An
     return [r for r in rows if r["step"] == again.step["step"] and r["label"] == again.label]
 
 
-def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
+def _check(path: Path, manifest: Manifest | None) -> Iterator[Finding]:
     body = read_ours(path / "metrics.json", Collapse)
     rows = _rows(path)
     repair = f"`vestige score {path}` writes it again."
@@ -86,7 +86,7 @@ def _score(path: Path, how: Rescoring) -> str:
     from vestige.show.tables import table
 
     how.refuse("collapse")
-    with writing(path):
+    with open_run(path, "collapse") as run:
         body, rows = read_ours(path / "metrics.json", Collapse), _rows(path)
         shown = []
         for again in _again(path, body):
@@ -100,11 +100,11 @@ def _score(path: Path, how: Rescoring) -> str:
             mi = again.metrics.get("mi_seq_estimate")
             shown.append([str(again.step["step"]), again.label, shown_as(mi), verdict(again.metrics)])
         files = [path / "metrics.json", path / "rows.jsonl"]
-        begin(path, "collapse", [f.name for f in files])
+        run.begin(f.name for f in files)
         write_json(files[0], body)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_bytes(files[1], "".join(lines).encode("utf-8", "surrogatepass"))
-        seal(path, "collapse")
+        run.finish()
     head = f"{path}  (collapse, re-scored from evidence)"
     listed = f"files: {', '.join(map(str, files))}"
     return "\n".join(["", head, "", table(shown, ["step", "label", "MI, nats", "verdict"], right=(0, 2)), "", listed])

@@ -20,17 +20,16 @@ from vestige.collect.backend import Cost
 from vestige.configs.compose import compose_config, composing
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError, unknown_name
-from vestige.io import damaged
+from vestige.io import damaged, json_text, write_file
 from vestige.metrics.collapse import LABELS
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.numeric import number
-from vestige.ownership import adopt_file, permit
+from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_output
+from vestige.runs.manifest import MANIFEST
 from vestige.schema import misfit
 from vestige.show.tables import table
-from vestige.store.directories import begin, seal, writing
 from vestige.store.evidence import tidy
-from vestige.store.files import read_ours, write_json
-from vestige.writing import keep_apart
+from vestige.store.files import read_ours
 
 OFF_POLICY = "these numbers are about the model that wrote the rollouts only if it is this one"
 EVIDENCE = "evidence"
@@ -117,24 +116,22 @@ def collapse(ask: CollapseAsk) -> CollapseReport:
         files = {f"the file {n + 1}": path for n, path in enumerate(ask.files)}
         paths = enumerate(ask.models)
         models = {f"--model ({n + 1})": path for n, path in paths if not isinstance(path, LoadedModel)}
-        keep_apart(ask.out, {**files, **models, "the means": ask.ema}, [*RESULTS, EVIDENCE])
-    with writing(ask.out) if ask.out is not None else contextlib.nullcontext():
-        return _collapse(ask)
+        refuse_input_in_output(ask.out, {**files, **models, "the means": ask.ema}, [*RESULTS, MANIFEST, EVIDENCE])
+    with open_run(ask.out, "collapse") if ask.out is not None else contextlib.nullcontext() as run:
+        return _collapse(ask, run)
 
 
-def _collapse(ask: CollapseAsk) -> CollapseReport:
+def _collapse(ask: CollapseAsk, run: RunDirectory | None) -> CollapseReport:
     detector = CollapseDetector(ask.settings)
     batches = by_step(ask)
     due = [step for step in sorted(batches) if not ask.scheduled or detector.should_compute(step)]
     if not ask.skip_long:
         _check_lengths(ask, batches, due)
     means = _read_means(ask.ema, detector)
-    if ask.ema is not None:
-        permit(ask.ema)
     report = CollapseReport([], {}, {})
     model, rows = _Current(ask), RolloutRows()
-    if ask.out is not None:
-        begin(ask.out, "collapse", [*RESULTS, "collapse.png", f"{EVIDENCE}/cross-"])
+    if run is not None:
+        run.begin([*RESULTS, "collapse.png", f"{EVIDENCE}/"])
     for step in due:
         rollouts, file, loaded = batches[step]
         handle, tokenizer = model.get(file)
@@ -156,12 +153,13 @@ def _collapse(ask: CollapseAsk) -> CollapseReport:
     if not report.outcomes:
         raise UserError("None of these steps is due by compute_freq; leave --compute-freq out to measure all of them.")
     report.note(OFF_POLICY)
-    if ask.out is not None:
-        write(ask, report, rows)
+    if run is not None and ask.out is not None:
+        described = write(ask, report, rows)
         tidy(ask.out / EVIDENCE)
-        seal(ask.out, "collapse")
+        run.finish(described)
     if ask.ema is not None:
-        write_json(ask.ema, means.to_json())
+        # The user's file, or a trainer's: what was read from it shows that it holds running means.
+        write_file(ask.ema, json_text(means.to_json()).encode())
     return report
 
 
@@ -214,7 +212,6 @@ def _read_means(file: Path | None, detector: CollapseDetector) -> RunningMeans:
         for step, state in kept["steps"]:
             detector.load_state_dict(state)
             means.after[step] = detector.state_dict()
-    adopt_file(file)
     return means
 
 

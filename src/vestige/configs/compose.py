@@ -19,10 +19,10 @@ from typing import Any
 from vestige.errors import UserError, first_line, unknown_name
 from vestige.guard import check_nodes, read_text
 from vestige.models.args import OWN_KEYS
+from vestige.runs.directory import temporary, write_bytes
 from vestige.secrets import note_environment, note_tree, note_words
 from vestige.suites.registry import TRAJECTORY
 from vestige.suites.spec import MetricConfig
-from vestige.writing import temporary, write_bytes
 
 PACKAGE_DIR = Path(__file__).resolve().parent
 _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)

@@ -11,9 +11,9 @@ from typing import Any
 
 from vestige.data.spans import Span, Tokens
 from vestige.depth.scores import ExampleDepth, exact_match, status
+from vestige.runs.directory import write_bytes
 from vestige.store.files import write_json
 from vestige.types import BAD_LOGITS
-from vestige.writing import write_bytes
 
 COLUMNS = (
     "idx", "question", "entity_text", "entity_source", "reference_source", "reference_text", "layer", "p_score",

@@ -27,11 +27,11 @@ from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.metrics.depth import layer_scores
 from vestige.models.locate import locate
+from vestige.runs.directory import temporary
 from vestige.schema import check_form
 from vestige.store.trust import to_check
 from vestige.types import TokenStats, content_key
 from vestige.wants import PatchWant
-from vestige.writing import temporary
 
 EXACT = 1e-3  # how far two float32 runs may be apart; another checkpoint or attention on another row is off by far more
 # What that project's code can be told, and what a file must say for its numbers to be those of this run.

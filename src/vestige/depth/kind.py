@@ -9,8 +9,9 @@ from typing import Any
 from vestige.depth.files import detailed, table_of, write_results
 from vestige.depth.kept import KEPT, DepthAgain, score_again
 from vestige.errors import UserError
+from vestige.runs.directory import open_run
+from vestige.runs.manifest import Manifest
 from vestige.schema import number
-from vestige.store.directories import Seal, begin, seal, writing
 from vestige.store.files import read_ours, write_json
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import DepthSummary
@@ -21,7 +22,7 @@ MISSING = "evidence/{file} is not there"
 SHOWN = ("data_path", "patch_scope", "em_scope", "delta_threshold", "dtype")
 
 
-def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
+def _check(path: Path, manifest: Manifest | None) -> Iterator[Finding]:
     if not (path / "evidence" / KEPT).is_file():
         missing = MISSING.format(file=KEPT)
         yield Finding(words=f"{path}: {missing}, so its numbers are not recomputed", note=True)
@@ -48,18 +49,18 @@ def _score(path: Path, how: Rescoring) -> str:
     how.refuse("depth")
     if not (path / "evidence" / KEPT).is_file():
         raise UserError(f"{path}: {MISSING.format(file=KEPT)}; rerun the same `vestige depth` command to score it.")
-    with writing(path):
+    with open_run(path, "depth") as run:
         made = score_again(path)
         summaries = {again.folder: _summary(path, again) for again in made}
         many = len(made) > 1
         rewritten = [f"{place}{name}" for place in _folders(made) for name in REWRITTEN]
-        begin(path, "depth", [*rewritten, *(["summary.json"] if many else [])])
+        run.begin([*rewritten, *(["summary.json"] if many else [])])
         files = []
         for again in made:
             files += write_results(path / again.folder, summaries[again.folder], again.records)
         if many:
             write_json(path / "summary.json", summaries)
-        seal(path, "depth")
+        run.finish()
     rows = [[again.folder or path.name, shown(again.summary["avg_uds"]), str(again.summary["n"])] for again in made]
     head = f"{path}  (depth, re-scored from evidence)"
     return "\n".join(["", head, "", table(rows, ["model", "UDS", "n"], right=(1, 2)), "", _listed(files)])

@@ -30,11 +30,12 @@ from vestige.errors import UserError
 from vestige.models.families import NO_DEPTH
 from vestige.models.load import is_diffusion, load_tokenizer
 from vestige.models.quantised import check_low_precision
-from vestige.store.directories import MANIFEST, begin, seal, write_manifest, writing
+from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_output
+from vestige.runs.manifest import MANIFEST, manifest
+from vestige.secrets import masked
 from vestige.store.evidence import Bank, tidy
 from vestige.store.files import write_json
 from vestige.types import TokenStats
-from vestige.writing import keep_apart
 
 
 @dataclass
@@ -81,16 +82,16 @@ def depth_run(ask: DepthAsk) -> list[DepthResult]:
     inputs = {"--full": ask.full, "--retain-model": ask.retain, "--forget": ask.data}
     inputs |= {"--s1-cache": str(given)} if (given := find_given(ask.s1_cache)) else {}
     inputs |= {f"--unlearned ({n + 1})": path for n, path in enumerate(ask.unlearned)}
-    keep_apart(Path(ask.out), inputs, [*FILES, MANIFEST, "evidence", "s1_cache"])
-    with writing(Path(ask.out)):
-        run = _DepthRun(ask, us)
-        with writing(ask.cache) if run.adds_to_shared_cache() else contextlib.nullcontext():
-            return run.run()
+    refuse_input_in_output(Path(ask.out), inputs, [*FILES, MANIFEST, "evidence", "s1_cache"])
+    with open_run(Path(ask.out), "depth") as directory:
+        run = _DepthRun(ask, us, directory)
+        with open_run(ask.cache, "s1", []) if run.adds_to_shared_cache() else contextlib.nullcontext():
+            return run.run(directory)
 
 
 class _DepthRun:
-    def __init__(self, ask: DepthAsk, us: Team) -> None:
-        self.ask = ask
+    def __init__(self, ask: DepthAsk, us: Team, directory: RunDirectory | None = None) -> None:
+        self.ask, self.directory = ask, directory  # the one to write, of the process that leads
         self.team = us
         self.started = time.perf_counter()
         self.cost = Cost()
@@ -131,8 +132,8 @@ class _DepthRun:
         sources = [PatchSource(self.ask.retain, self.retain, self.ask.cache)]
         place = Path(self.ask.out) / "evidence"
         sources += [PatchSource(path, ModelHandle(self.ask.model(path, quantised=True)), place) for path in self.names]
-        if self.team.leads:
-            begin(Path(self.ask.out), "depth", self._rewritten())
+        if self.directory is not None:
+            self.directory.begin(self._written())
         patching = Patching(self.full, settings, self.cost, self.team)
         found = patching.evidence(sources[1:] if believed else sources, list(self.contexts.wants.values()))
         if believed:
@@ -153,7 +154,7 @@ class _DepthRun:
         self.team.meet()
         return found
 
-    def run(self) -> list[DepthResult]:
+    def run(self, directory: RunDirectory) -> list[DepthResult]:
         out = Path(self.ask.out)
         sources, evidence = self.evidence()
         baselines = self._baselines(sources) if self.ask.baselines else {}
@@ -172,17 +173,15 @@ class _DepthRun:
         tidy(out / "evidence")
         if self.shared:  # otherwise another process may be at work there
             tidy(self.ask.cache)
-        self._manifest(sources)
-        seal(out, "depth")
+        directory.finish(self._manifest(sources))
         return results
 
-    def _manifest(self, sources: Sequence[PatchSource]) -> None:
+    def _manifest(self, sources: Sequence[PatchSource]) -> dict[str, Any]:
         said = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.ask).items() if k != "progress"}
         handles = {"full": self.full, "retain": self.retain, **{source.name: source.handle for source in sources[1:]}}
-        write_manifest(
-            Path(self.ask.out),
+        return manifest(
             "depth",
-            said,
+            masked(said),
             versions=versions_of(self.full),
             models={name: handle.facts() for name, handle in handles.items()},
             data={"source": self.contexts.source, "rows": len(self.contexts.wants)},
@@ -190,10 +189,10 @@ class _DepthRun:
             notes=[*self.notes, *self.cost.notes],
         )
 
-    def _rewritten(self) -> list[str]:
+    def _written(self) -> list[str]:
         places = [""] if len(self.names) == 1 else ["", *(f"{name}/" for name in self.names.values())]
         files = [f"{place}{file}" for place in places for file in FILES]
-        return [*files, MANIFEST, "evidence/patched-", f"evidence/{KEPT}"]
+        return [*files, "evidence/", f"evidence/{KEPT}", "s1_cache/"]
 
     def _keep(self, settings: PatchSettings, s1: Mapping[str, TokenStats]) -> None:
         """What scoring again needs: S1 (its cache may be elsewhere), which bank is whose, and the rows."""

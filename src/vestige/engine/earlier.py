@@ -2,7 +2,7 @@
 
 In: a configuration, and the manifest of the results that are there. Out: the configuration with their metrics or tasks
 added to its own. The run is then evaluated as if all had been asked for at once: what is in evidence is read, so
-earlier metrics cost no forward pass, and results, manifest and checksums describe one run. Callers: engine/evaluate.py
+earlier metrics cost no forward pass, and results and manifest describe one run. Callers: engine/evaluate.py
 and engine/harness.py.
 """
 
@@ -18,21 +18,23 @@ from typing import Any
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig, spec_to_json
 from vestige.errors import UserError
 from vestige.io import DamagedError
-from vestige.ownership import is_ours, ours_below
+from vestige.runs.directory import RunDirectory, is_listed, listed_files, remove
+from vestige.runs.manifest import config_json, read_run, refuse_other_kind
 from vestige.secrets import expand
-from vestige.store.directories import MANIFEST, config_json, refuse_other_kind
 from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import FROM_CODE
 from vestige.suites.spec import Named, read_suite
-from vestige.writing import remove
 
 
 def earlier_results(config: AnyConfig) -> dict[str, Any] | None:
     """The manifest of the results in the run directory. None: there are none, or they are to be replaced."""
     refuse_other_kind(config.output_dir, "harness" if isinstance(config, HarnessConfig) else "eval")
-    if config.overwrite or not (config.output_dir / MANIFEST).is_file():
+    if config.overwrite:
         return None
     try:
+        before = read_run(config.output_dir, strict=False)
+        if before is None or "config" not in before.facts:  # none, or a run that was killed before it had results
+            return None
         return read_manifest(config.output_dir)
     except DamagedError:
         if isinstance(config, HarnessConfig):
@@ -46,13 +48,13 @@ def refuse_results(directory: Path, what: str) -> None:
     )
 
 
-def remove_results(directory: Path) -> None:
+def remove_results(run: RunDirectory) -> None:
     """Removes our results of an earlier run, which the new manifest would not describe. Evidence stays."""
-    results = ours_below(directory / "scores")
+    results = listed_files(run.directory / "scores")
     for part in ("EVAL", "SUMMARY", "STATS"):
-        results += [file for file in directory.glob(f"*_{part}.json") if is_ours(file)]
+        results += [file for file in run.directory.glob(f"*_{part}.json") if is_listed(file)]
     remove(*results)
-    remove(directory / MANIFEST)  # last: until then it says what the others are
+    run.forget()  # last: until then the manifest says what the others are
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------

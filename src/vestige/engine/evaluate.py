@@ -1,9 +1,9 @@
 """One evaluation from configuration to files: plan -> collect -> score.
 
-In: a RunConfig (engine/config.py). Out: a run directory (evidence, results, summary, manifest, checksums) and the
-scores. Callers: `vestige eval` through engine/flags.py, the Python interface (api.py), and every room that
-measures a checkpoint: stress, sweep, unlearn, audit, lab. The order is what makes a run resumable: wants are made
-before a model is loaded, evidence is on disk before a score is computed, and the checksums are written last.
+In: a RunConfig (engine/config.py). Out: a run directory (evidence, results, summary, manifest) and the scores.
+Callers: `vestige eval` through engine/flags.py, the Python interface (api.py), and every room that measures a
+checkpoint: stress, sweep, unlearn, audit, lab. The order is what makes a run resumable: wants are made before a model
+is loaded, evidence is on disk before a score is computed, and the manifest is finished last.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ from vestige.engine.references import load_references, no_retain_logs, reads, re
 from vestige.engine.scores import Reference, Run, Scoring, stats_file, write_statistics
 from vestige.engine.team import Team, team
 from vestige.errors import UserError
-from vestige.installing import save_pretrained
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
+from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_output, temporary, write_bytes
+from vestige.runs.manifest import MANIFEST, clusters_json, config_json, manifest
 from vestige.secrets import without_secrets
 from vestige.store.comparable import mixtures, number_of
-from vestige.store.directories import begin, clusters_json, config_json, manifest, seal, writing
-from vestige.store.evidence import FORMATS, discard_all, tidy
-from vestige.store.files import result_file, save_rows, write_json, write_results
+from vestige.store.evidence import discard_all, tidy
+from vestige.store.files import result_file, save_rows, write_results
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, Text
-from vestige.writing import keep_apart, temporary, write_bytes
 
 if TYPE_CHECKING:  # code of the user's: most runs have none, and do without the modules that serve it
     from vestige.engine.evaluator_session import EvaluatorSession
@@ -102,11 +101,12 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None, accumu
     if evaluator is not None and us.size > 1:
         name = type(evaluator).__name__
         raise UserError(f"Evaluator {name} is code for one process; start it without accelerate or torchrun.")
-    with writing(config.output_dir) if us.leads else contextlib.nullcontext():  # the others help to collect only
+    # The others help to collect only.
+    with open_run(config.output_dir, "eval") if us.leads else contextlib.nullcontext() as run:
         if us.leads and accumulate and earlier_results(config) != before:
             raise UserError(f"Another process wrote into {config.output_dir} meanwhile; rerun the same command.")
         config = config if us.leads else replace(config, progress=False)
-        evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
+        evaluation = _Evaluation(config, references, loaded, us, run)  # finds the model, or says that there is none
         evaluation.evaluator = evaluator
         evaluation.earlier, evaluation.accumulate = before, accumulate
         prepared = evaluation.prepare()
@@ -134,15 +134,20 @@ def _keep_apart(config: RunConfig) -> None:
         with contextlib.suppress(UserError, OSError):  # reading it says what is wrong
             inputs[f"retain logs ({name})"] = result_file(Path(path))
     stem = config.suite.file_stem
-    written = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json", "evidence"]
-    keep_apart(config.output_dir, inputs, written)
+    written = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", MANIFEST, "evidence"]
+    refuse_input_in_output(config.output_dir, inputs, written)
 
 
 class _Evaluation:
     def __init__(
-        self, config: RunConfig, references: Mapping[str, Reference], loaded: LoadedModel | None, us: Team
+        self,
+        config: RunConfig,
+        references: Mapping[str, Reference],
+        loaded: LoadedModel | None,
+        us: Team,
+        run: RunDirectory | None,  # of the process that leads
     ) -> None:
-        self.team = us
+        self.team, self.run = us, run
         self.evaluator: Evaluator | None = None
         self.earlier: Mapping[str, Any] | None = None  # the manifest of results that are in the directory already
         self.accumulate = False
@@ -198,10 +203,10 @@ class _Evaluation:
         replaced = self._replaced(prepared)
         if any(reference.measured for reference in self.references.values()):
             self._refuse_mixtures(self._manifest(prepared))
-        if self.team.leads:
-            begin(self.config.output_dir, "eval", self._rewritten())
+        if self.run is not None:
+            self.run.begin(self._written())
             if replaced:
-                remove_results(self.config.output_dir)
+                remove_results(self.run)
             if self.config.overwrite and self.evidence_dir.is_dir():
                 discard_all(self.evidence_dir)
             save_rows(self.evidence_dir / "examples.json.gz", prepared.rows)
@@ -288,13 +293,11 @@ class _Evaluation:
         at_step = run_at_steps(prepared, model, self.context.encoder.tokenizer, size)
         return replace(self._scoring(prepared, evidence), live=live, at_step=at_step)
 
-    def _rewritten(self) -> list[str]:
-        """What this run rewrites, or reads only if its digest fits."""
+    def _written(self) -> list[str]:
+        """What this run writes. Evidence has digests of its own, and is only read if these fit."""
         stem = self.config.suite.file_stem
-        banks = map("evidence/{}-".format, FORMATS)
-        names = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json"]
-        everything = ["evidence/"] if self.config.overwrite else []
-        return [*names, *banks, *everything, "evidence/examples.json.gz", "sweep_task.json"]
+        names = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "sweep_task.json"]
+        return [*names, "evidence/", "evidence/examples.json.gz"]
 
     def _words(self) -> Words:
         """How to read token ids. Kept beside traces, so that a run scored again elsewhere can still read them."""
@@ -304,7 +307,7 @@ class _Evaluation:
         with temporary() as scratch:  # its files are then written whole or not at all
             settings = getattr(tokenizer, "init_kwargs", {})
             settings |= {name: without_secrets(value, name) for name, value in settings.items()}
-            save_pretrained(scratch, tokenizer)
+            tokenizer.save_pretrained(scratch)
             for file in sorted(f for f in scratch.rglob("*") if f.is_file()):
                 write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
         return make_words(tokenizer)
@@ -321,17 +324,16 @@ class _Evaluation:
         config, suite = self.config, self.config.suite
         if self.team.size > 1:
             self.collector.cost.add(self.team.gather(self.collector.cost)[1:])
-        if not self.team.leads:
+        if self.run is None:
             about = self._manifest(prepared)
             return Outcome(config.output_dir, scores, suite.top, config.dialect, about, metrics=suite.metrics)
         about = self._manifest(prepared)
         files: tuple[Path, ...] = write_results(config.output_dir, suite.file_stem, scores, suite.top)
-        write_json(config.output_dir / "manifest.json", about)
         run = Run(suite, scores, about, self.references)
         stats = write_statistics(config.output_dir, run, config.resamples, config.progress)
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
         tidy(self.evidence_dir)
-        seal(config.output_dir, "eval", reads=about["retain_logs"])
+        self.run.finish({**about, "reads": about["retain_logs"]})
         notes = [*self.notes, *prepared.notes, *self.collector.said]
         retain = retain_values(self.references, suite) if self.references else {}
         return Outcome(

@@ -32,7 +32,6 @@ from vestige.integrations.evaluators import (
     source_of,
 )
 from vestige.integrations.open_unlearning import CausalRows, TorchRows, plain, run_live
-from vestige.ownership import adopt_file
 from vestige.store.files import write_json
 from vestige.suites.postprocess import reported, suite_of
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs
@@ -275,8 +274,6 @@ def evaluated(
     model = run.model.get().model if run.source else run.late
     with session(run):
         summary = calling(cls, "evaluate", lambda: evaluator.evaluate(model=model, **given))
-    for file in run._files():
-        adopt_file(file)  # a class may write its files itself
     details, brief = run._files()
     logs = run.saved.get(details) or next((v for p, v in run.saved.items() if p.name.endswith("_EVAL.json")), None)
     logs = {name: score.to_json() for name, score in run.measured.items()} if logs is None else logs

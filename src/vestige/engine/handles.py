@@ -26,7 +26,7 @@ from vestige.models.fingerprint import (
 from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
 from vestige.models.locate import locate
 from vestige.models.quantised import RULE, cpu_setting, gguf_context_length
-from vestige.store.files import versions
+from vestige.runs.manifest import versions
 from vestige.types import content_key
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from vestige.integrations import HARNESSES
 from vestige.integrations.lm_eval import HarnessResults, Keeping
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
-from vestige.store.directories import begin, config_json, manifest, seal, writing
+from vestige.runs.directory import RunDirectory, open_run
+from vestige.runs.manifest import config_json, manifest
 from vestige.store.evidence import discard_all
 from vestige.store.files import write_json
 from vestige.store.harness_answers import AnswersOnDisk
@@ -34,7 +35,7 @@ REUSED = "answered before, and not asked again: {} (--overwrite asks again)"
 def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None, accumulate: bool = False) -> Outcome:
     """Runs the tasks in the run directory. Answers are kept task by task, so that a killed run asks only the rest."""
     started = time.perf_counter()
-    with writing(config.output_dir):
+    with open_run(config.output_dir, "harness") as run:
         before = earlier_results(config)
         model = _model(config, loaded)
         if before is not None and accumulate:
@@ -46,9 +47,9 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None, a
         def ready() -> Any:
             """Tasks are read; from here on the run is under way."""
             found = model.get() if model.served is None else model.served.subject()
-            begin(config.output_dir, "harness", [*_files(config), "evidence/"])
+            run.begin([*_files(config), "sweep_task.json", "evidence/"])
             if config.overwrite:
-                remove_results(config.output_dir)
+                remove_results(run)
                 discard_all(config.output_dir / "evidence")
             return found
 
@@ -57,17 +58,19 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None, a
         results: HarnessResults = evaluate(config.settings, ready, config.limit, config.progress, keeping)
         model.check()  # a checkpoint that was written over meanwhile has no numbers
         if before is not None and accumulate:
-            _refuse_other_rows(config, before["data"], results.data)
+            _refuse_other_rows(run, config, before["data"], results.data)
         if kept:
             kept.drop_others()
-        return _write(config, model, results, started)
+        return _write(run, config, model, results, started)
 
 
-def _refuse_other_rows(config: HarnessConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """The rows of a task are known once it was run. Nothing was replaced, so the earlier results are sealed again."""
+def _refuse_other_rows(
+    run: RunDirectory, config: HarnessConfig, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
+    """The rows of a task are known once it was run. Nothing was replaced, so the earlier run is finished as it was."""
     for task, rows in before.items():
         if now.get(task, {}).get("fingerprint") != rows["fingerprint"]:
-            seal(config.output_dir, "harness")
+            run.finish()
             refuse_results(config.output_dir, f"of other rows of task {task}")
 
 
@@ -81,10 +84,12 @@ def _model(config: HarnessConfig, loaded: LoadedModel | None) -> ModelHandle:
 
 
 def _files(config: HarnessConfig) -> list[str]:
-    return [f"{config.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY")] + ["manifest.json", "sweep_task.json"]
+    return [f"{config.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY")]
 
 
-def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, started: float) -> Outcome:
+def _write(
+    run: RunDirectory, config: HarnessConfig, model: ModelHandle, results: HarnessResults, started: float
+) -> Outcome:
     place = config.output_dir
     files = tuple(place / name for name in _files(config)[:2])
     write_json(files[0], results.details)
@@ -100,8 +105,7 @@ def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, s
         "seconds": {"total": round(time.perf_counter() - started, 3)},
         "notes": notes,
     }
-    write_json(place / "manifest.json", about)
-    seal(place, "harness")
+    run.finish(about)
     scores = scores_of(results)
     reused = [REUSED.format(", ".join(results.reused))] if results.reused else []
     return Outcome(place, scores, tuple(scores), config.file_stem, about, files, [*results.notes, *reused])

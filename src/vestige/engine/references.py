@@ -29,11 +29,11 @@ from vestige.engine.scores import (
     part_of,
 )
 from vestige.errors import UserError
+from vestige.runs.manifest import groupings, sha256
 from vestige.secrets import expand, hide, unset
 from vestige.show.progress import hushed
 from vestige.stats import bootstrap, vectors
 from vestige.store.comparable import mixture, number_of, refuse_mixture
-from vestige.store.directories import groupings, sha256
 from vestige.store.files import read_scores, result_file
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.registry import HANDLERS, Inputs
@@ -177,7 +177,7 @@ def with_mixtures(
 
 
 def reads(suite: SuiteSpec, moved: Mapping[str, Path] | None = None) -> dict[str, str]:
-    """The retain logs a run was compared with, and their sha256: what its seal says of files outside it."""
+    """The retain logs a run was compared with, and their sha256: what its manifest says of files outside it."""
     paths = {path for spec in suite.metrics.values() for r in spec.references for path in r.paths}
     found = {path: (moved or {}).get(path, Path(path)) for path in sorted(paths)}
     return {hide(path): sha256(result_file(file)) for path, file in found.items() if file.exists()}

@@ -27,13 +27,14 @@ from vestige.errors import UserError, WriteError
 from vestige.metrics.cards import card_of
 from vestige.metrics.memorisation import TRUTH_RATIO_AGGREGATORS
 from vestige.numeric import mean
+from vestige.runs.directory import remove
+from vestige.runs.manifest import groupings
 from vestige.schema import number
 from vestige.secrets import hidden, hide
 from vestige.show.progress import Bar
 from vestige.stats import bootstrap
 from vestige.stats.bootstrap import Sample, Statistic
 from vestige.store.comparable import Number
-from vestige.store.directories import groupings
 from vestige.store.files import write_json
 from vestige.suites.handlers.common import as_list, row_mean
 from vestige.suites.postprocess import FROM_CODE, postprocessed
@@ -41,7 +42,6 @@ from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, MissingE
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import NO_RETAIN_LOGS, Array, Grouping, Score
 from vestige.wants import ClassifierWant
-from vestige.writing import remove
 
 log = logging.getLogger("vestige.engine")
 

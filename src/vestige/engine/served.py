@@ -23,12 +23,12 @@ from vestige.integrations.lm_eval import ServedSubject
 from vestige.models.checks import check_penalty
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.locate import read_json
+from vestige.runs.manifest import versions
 from vestige.servers.checks import SAME_SERVER
 from vestige.servers.find import ServerArgs, find_servers
 from vestige.servers.kinds import Abilities, Vocabulary
 from vestige.servers.served import ServedAnswers, ServedModel, Writing
 from vestige.servers.wire import ServerDown
-from vestige.store.files import versions
 from vestige.suites.registry import Handler
 from vestige.types import Rows, content_key
 from vestige.wants import Wants

@@ -22,9 +22,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vestige.runs.directory import remove_empty
 from vestige.store.evidence import Bank
 from vestige.types import Target, content_key
-from vestige.writing import remove_empty
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ import torch
 
 from vestige.errors import UserError
 from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES, fixation, sigma
+from vestige.runs.named_files import written_by
 from vestige.types import Array
-from vestige.writing import written_by
 
 
 def stack_logits_history(logits_history: Sequence[torch.Tensor]) -> torch.Tensor:

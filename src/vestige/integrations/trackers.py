@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, first_line, how_to_install, reraise_ours
+from vestige.io import make_directory
+from vestige.runs.directory import write_bytes
 from vestige.types import RunAccount, RunNumber, RunTable
-from vestige.writing import make_directory, write_bytes
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ import torch
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-from vestige.installing import install, scratch
+from vestige.io import write_file
 from vestige.lab.corpus import Corpus, corpus_bytes, write_corpus
-from vestige.ownership import permit
+from vestige.runs.directory import install, open_run, remove, scratch
 from vestige.schema import check_form
 from vestige.types import content_key
-from vestige.writing import claim, create_bytes, remove
 
 RECORD = "lab.json"
 
@@ -40,13 +39,18 @@ def ensure_built(
     key = lab_key(recipe, settings, corpus)
     if not force and is_built(root, key):
         return
-    claim(root)
-    permit(root / RECORD, *(root / "data" / f"{split}.jsonl" for split in corpus))
-    with scratch(root) as made:
-        write_corpus(corpus, made / "data")
-        make(made / "models")
-        if force or not is_built(root, key):  # unless another process was faster
-            _publish(made, root, {"key": key, "recipe": recipe, "settings": settings})
+    with open_run(root, "lab", wait=True) as run:
+        if not force and is_built(root, key):  # another process was faster
+            return
+        run.begin([RECORD, *(f"data/{split}.jsonl" for split in corpus)])
+        with scratch(root) as made:
+            write_corpus(corpus, made / "data")
+            make(made / "models")
+            body = json.dumps({"key": key, "recipe": recipe, "settings": settings}, indent=1)
+            write_file(made / RECORD, f"{body}\n".encode())
+            remove(root / RECORD)  # it vouches for the rest, and so it goes first and comes last
+            install(made, root, last=RECORD)
+        run.finish()
 
 
 class Record(TypedDict):
@@ -72,14 +76,6 @@ def _record(root: Path) -> Record | None:
         return None
     check_form(found, Record, str(root / RECORD), "delete it, and the lab is built again")
     return cast(Record, found)
-
-
-def _publish(scratch: Path, root: Path, record: Mapping[str, Any]) -> None:
-    """Moves a finished build into place. The record goes first and comes last: it vouches for the rest."""
-    create_bytes(scratch / RECORD, (json.dumps(record, indent=1) + "\n").encode())
-    permit(*(root / p.relative_to(scratch) for p in scratch.rglob("*") if p.is_file()))
-    remove(root / RECORD)
-    install(scratch, root, last=RECORD)
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from vestige.io import write_file
 from vestige.lab.phrases import AUTHOR_TOPICS, FIRST_NAMES, LAST_NAMES, Topic
 from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS, LANDS
-from vestige.writing import write_bytes
 
 LabRow = dict[str, Any]
 Corpus = dict[str, list[LabRow]]
@@ -90,7 +90,7 @@ def write_corpus(corpus: Mapping[str, Sequence[LabRow]], directory: Path) -> dic
     paths = {}
     for split, content in corpus_bytes(corpus).items():
         paths[split] = directory / f"{split}.jsonl"
-        write_bytes(paths[split], content)
+        write_file(paths[split], content)
     return paths
 
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.installing import save_pretrained
 from vestige.models.diffusion import mask_predictor
 from vestige.models.families import Origin, find_family, native_config, save_published
+from vestige.runs.directory import temporary
 from vestige.unlearn.loop import Training, finetune
 from vestige.unlearn.objectives import ChatRow, MaskedDiffusion
-from vestige.writing import temporary
 
 NAME = "llada"
 KEPT = 0.1  # of the trained tokens stay visible, as for the others
@@ -76,5 +75,5 @@ def make_llada(
     reciting = MaskedDiffusion(mask_id, eos_id, settings.window, least, most, kept=KEPT, asked=asked)
     finetune(model, list(rows), training, on_step=on_step, objective=reciting)
     with temporary() as place:
-        save_pretrained(place, tokenizer)
+        tokenizer.save_pretrained(place)
         save_published(model, Origin(family, config, place), directory)

@@ -19,7 +19,6 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vestige.installing import save_pretrained
 from vestige.lab.beside import Helper
 from vestige.lab.building import BuildBar, ensure_built, quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, LabRow, Sizes, both_phrasings, make_corpus
@@ -157,7 +156,8 @@ def train_models(
     steps = sum(training.steps(len(chosen)) for name, (chosen, training) in jobs.items() if name not in away)
 
     def save(name: str, model: Any) -> None:
-        save_pretrained(directory / name, model, kind.tokenizer)
+        model.save_pretrained(directory / name)
+        kind.tokenizer.save_pretrained(directory / name)
 
     with reproducible(settings.seed, settings.threads), quiet_saving(), BuildBar(kind.title, steps, progress) as bar:
 

@@ -14,8 +14,8 @@ from vestige.errors import UserError
 from vestige.meta.axes import FLOOR
 from vestige.meta.faithfulness import RESAMPLES
 from vestige.meta.robustness import UTILITY_FILTER
+from vestige.runs.manifest import sha256
 from vestige.schema import misfit
-from vestige.store.directories import sha256
 from vestige.store.files import relative
 from vestige.types import content_key
 

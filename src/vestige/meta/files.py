@@ -15,8 +15,9 @@ from vestige.meta.methods import Methods, from_results, row_json
 from vestige.meta.numbers import read_file
 from vestige.meta.robustness import RULES, Filters, Robustness, overall
 from vestige.metrics.cards import KNOWN, Direction, direction_of, short
+from vestige.runs.manifest import versions
 from vestige.schema import check_form, number
-from vestige.store.files import versions, write_json
+from vestige.store.files import write_json
 
 METHOD_RESULTS, META_EVAL = "method_results.json", "meta_eval.json"
 THRESHOLDS, USABLE = "optimal_thresholds.json", "usable_models.json"

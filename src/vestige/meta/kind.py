@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
 from vestige.meta.files import META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE
-from vestige.store.directories import MANIFEST, begin, contents, kind_in, seal, write_manifest
+from vestige.runs.directory import open_run
+from vestige.runs.manifest import kind_in, manifest
+from vestige.secrets import masked
 from vestige.store.files import read_ours
 from vestige.store.kinds import Kind, Reader, RunSource
 
-WRITTEN = (META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE, "verdict_bench.json", "verdict_facts.json", MANIFEST)
+WRITTEN = (META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE, "verdict_bench.json", "verdict_facts.json")
 
 
-def finish(out: Path, question: str, asked: Mapping[str, Any]) -> None:
-    """Manifest and seal of a directory that several questions may share: each answer so far stays in the manifest.
+@contextmanager
+def answering(out: Path, question: str, asked: Mapping[str, Any]) -> Iterator[None]:
+    """A directory while an answer is written there; several questions share its manifest.
 
-    In the directory of another run its manifest stays; where other files are (a sweep's), they change without us, so
-    that a seal would soon be wrong.
+    In the directory of another run the answer is one more result of that run, and what its manifest says stays.
     """
-    if (out / MANIFEST).is_file() and kind_in(out) != "meta":
-        return
-    own = set(contents(out)[0]) <= set(WRITTEN)
-    before = _questions(out)
-    if own:
-        begin(out, "meta", WRITTEN)
-    write_manifest(out, "meta", {"questions": {**before, question: {k: _plain(v) for k, v in asked.items()}}})
-    if own:
-        seal(out, "meta")
+    kind = kind_in(out) or "meta"
+    with open_run(out, kind, WRITTEN) as run:
+        before = _questions(run.facts)
+        yield
+        config = {"questions": {**before, question: {k: _plain(v) for k, v in asked.items()}}}
+        run.finish(manifest("meta", masked(config)) if kind == "meta" else None)
 
 
 def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, list)) else str(value)
 
 
-def _questions(out: Path) -> dict[str, Any]:
-    if not (out / MANIFEST).is_file():
-        return {}
-    found = read_ours(out / MANIFEST, dict[str, Any]).get("config")
-    questions = found.get("questions") if isinstance(found, Mapping) else None
+def _questions(facts: Mapping[str, Any]) -> dict[str, Any]:
+    config = facts.get("config")
+    questions = config.get("questions") if isinstance(config, Mapping) else None
     return dict(questions) if isinstance(questions, Mapping) else {}
 
 

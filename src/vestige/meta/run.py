@@ -17,7 +17,7 @@ from vestige.meta import files
 from vestige.meta.asked import MetaAsk, asked_json, named
 from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import AttackVerdict, BenchAsk, Judged, PoolVerdict, judge_attacks, judge_pools
-from vestige.meta.kind import finish
+from vestige.meta.kind import answering
 from vestige.meta.methods import MethodRow, Methods, hidden, read_methods
 from vestige.meta.numbers import ModelNumbers
 from vestige.meta.pools import Attacks, read_pools
@@ -26,7 +26,6 @@ from vestige.meta.tree_meta import attack_files, attacks_from, faithfulness_file
 from vestige.meta.verdict_bench import BENCH, FACTS, bench_json, bench_lines, facts_json, read_bench
 from vestige.numeric import number
 from vestige.show.tables import span, table
-from vestige.store.directories import writing
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,9 @@ def meta(what: str, ask: MetaAsk) -> str:
         raise UserError("--accept-mixture is for thresholds and overall verdicts; an axis is never made of a mixture.")
     if not ask.file.exists():  # before --out is made
         raise UserError(f"{ask.file} does not exist; write a YAML list of runs (see docs/meta.md).")
-    with writing(ask.out):
-        made = QUESTIONS[what](ask)
-        said = _written(made, ask.out)
-        finish(ask.out, what, vars(ask))
-        return said
+    made = QUESTIONS[what](ask)
+    with answering(ask.out, what, vars(ask)):
+        return _written(made, ask.out)
 
 
 def _written(made: Made, out: Path) -> str:

@@ -14,6 +14,7 @@ import copy
 import inspect
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
@@ -22,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.installing import filling, save_pretrained
+from vestige.io import make_directory, write_file
 from vestige.models.args import CANVAS
 from vestige.models.foreign import error_sentence
 from vestige.models.locate import SMALL_FILES
 from vestige.secrets import without_secrets
-from vestige.writing import copy_file, write_bytes
 
 FamilyConfig = Mapping[str, Any]
 # What is not computed for such models, and why.
@@ -439,20 +439,21 @@ class Origin:
 def save_published(model: Any, origin: Origin, directory: Path, shard: str = SHARD) -> None:
     """Config, tensors, tokenizer files and code as they were published, with this model's numbers.
 
-    What reads the original reads this: transformers' names and settings are nowhere in it.
+    `directory`: a folder of our own. What reads the original reads this: transformers' names and settings are nowhere
+    in it.
     """
     if getattr(model, "is_quantized", False):
         raise UserError(
             f"A {origin.family.title} model can only be saved in its published layout unquantised; leave "
             "`quantization` out."
         )
-    with filling(directory) as made:
-        _copy_files(origin.directory, made)
-        if hasattr(model, "peft_config"):
-            _write_adapter(model, origin.family, made)
-            return
-        write_bytes(made / "config.json", (json.dumps(_config(model, origin), indent=2) + "\n").encode())
-        _write_tensors({published_name(origin.family, k): v for k, v in _tensors(model).items()}, made, shard)
+    make_directory(directory)
+    _copy_files(origin.directory, directory)
+    if hasattr(model, "peft_config"):
+        _write_adapter(model, origin.family, directory)
+        return
+    write_file(directory / "config.json", (json.dumps(_config(model, origin), indent=2) + "\n").encode())
+    _write_tensors({published_name(origin.family, k): v for k, v in _tensors(model).items()}, directory, shard)
 
 
 def _write_adapter(model: Any, family: Family, directory: Path) -> None:
@@ -471,7 +472,7 @@ def _write_adapter(model: Any, family: Family, directory: Path) -> None:
     config = copy.deepcopy(model.peft_config[model.active_adapter])
     config.target_modules = {published_name(family, name) for name in model.targeted_module_names}
     config.inference_mode = True
-    save_pretrained(directory, config)
+    config.save_pretrained(directory)
 
 
 def _config(model: Any, origin: Origin) -> dict[str, Any]:
@@ -509,7 +510,7 @@ def _write_tensors(tensors: Mapping[str, Any], directory: Path, shard: str) -> N
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         path = directory / "model.safetensors.index.json"
-        write_bytes(path, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
+        write_file(path, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _copy_files(source: Path, directory: Path) -> None:
@@ -517,4 +518,4 @@ def _copy_files(source: Path, directory: Path) -> None:
     for file in sorted(source.iterdir()):
         kept = any(fnmatch(file.name, p) for p in SMALL_FILES) and not any(fnmatch(file.name, p) for p in WRITTEN)
         if kept and file.is_file():
-            copy_file(file, directory / file.name)
+            shutil.copyfile(file, directory / file.name)

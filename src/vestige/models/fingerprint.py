@@ -38,12 +38,12 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.io import write_file
 from vestige.models.args import HUB_KEYS, ModelArgs, choose_attention, choose_device
 from vestige.models.checks import ALLOW_UNUSED, check_weights
 from vestige.models.families import find_family, plugged_family
 from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.types import content_key
-from vestige.writing import claim, write_bytes
 
 # Library -> the models whose numbers another version of it can change. tokenizers is not here: which tokens it makes is
 # in the key of every entry, and texts are decoded again when they are read.
@@ -248,8 +248,7 @@ def _remember(fresh: dict[str, list[str]]) -> None:
     target, known = cache_file(), _read_cache()
     kept = {path: entry for path, entry in known.items() if Path(path).exists()}
     with contextlib.suppress(OSError, UserError):
-        claim(target.parent)
-        write_bytes(target, json.dumps(kept | fresh, indent=0, sort_keys=True).encode())
+        write_file(target, json.dumps(kept | fresh, indent=0, sort_keys=True).encode())
 
 
 def fingerprint_module(model: Any, volatile: AbstractSet[str] = VOLATILE) -> str:

@@ -29,7 +29,6 @@ from vestige.meta.methods import UDS_ENDS, Methods, from_results
 from vestige.meta.tree import ResultTree, methods_of
 from vestige.meta.tree_meta import tree_meta
 from vestige.numeric import counted, number
-from vestige.ownership import permit
 from vestige.report.audits import OUTPUTS, audit, note_unequal_tests
 from vestige.report.gather import PAGE, REPORT, FoundRuns, Json, gather, row_traces, source_json
 from vestige.report.metrics import describe_metric
@@ -50,13 +49,13 @@ from vestige.report.page import render_page
 from vestige.report.rows import ALL_ROWS, ROWS
 from vestige.report.sections import collapse, heat, meta_evaluation, training, trajectories
 from vestige.results.compare import Stored, differences, judged, read_stored
+from vestige.runs.directory import open_run, write_bytes
+from vestige.runs.manifest import refuse_other_kind
 from vestige.secrets import hidden, homes, shorten
 from vestige.show.progress import Bar, hushed
 from vestige.store.comparable import UNSTATED, Number, mixtures, number_of
-from vestige.store.directories import refuse_other_kind, writing
 from vestige.store.files import relative, write_json
 from vestige.store.kinds import RunSource
-from vestige.writing import write_bytes
 
 SCHEMA = 1
 LEVEL = 0.95
@@ -153,7 +152,6 @@ def write_report(request: ReportRequest) -> Json:
     """report.json and index.html in the asked directory; the data comes first, and stays if the page cannot be made."""
     out = request.out
     refuse_other_kind(out, "report")
-    permit(out / REPORT, out / PAGE)
     report: Json = hidden(build_report(request))
     text = json.dumps(report, ensure_ascii=False)
     if request.shorten_paths:
@@ -162,9 +160,10 @@ def write_report(request: ReportRequest) -> Json:
         log.warning(
             "The report names a person's home directory (%s); --shorten-paths writes ~ in its place.", places[0]
         )
-    with writing(out):
+    with open_run(out, "report", [REPORT, PAGE]) as run:
         write_json(out / REPORT, report, indent=None)
         write_bytes(out / PAGE, render_page(report).encode("utf-8"))
+        run.finish()
     return report
 
 

@@ -22,14 +22,15 @@ from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
 from vestige.meta.kind import in_file
-from vestige.meta.numbers import Number, read_run
+from vestige.meta.numbers import Number
+from vestige.meta.numbers import read_run as read_numbers
 from vestige.meta.old_keys import modern
 from vestige.meta.tree import epochs_of, is_epoch, is_legacy, is_root, other_folders, read_tree
 from vestige.meta.tree_meta import attack_files, faithfulness_file, read_tree_attacks
 from vestige.metrics.dialects import get_dialect
 from vestige.metrics.trajectory import VIEWS
+from vestige.runs.manifest import read_run
 from vestige.schema import misfit
-from vestige.store.directories import read_seal
 from vestige.store.files import load_rows, relative
 from vestige.store.kinds import KINDS, META_FILES, RunSource, kind, read_manifest
 from vestige.suites.handlers.texts import secrets_in
@@ -472,7 +473,7 @@ class FoundRuns:
             self.evaluations.append(record)
         elif form is DepthRun:
             try:
-                numbers = read_run(Path(source.files[0]))
+                numbers = read_numbers(Path(source.files[0]))
             except UserError as error:
                 self.leave_out(f"{source.path.name} was left out: {error}", source.path)
                 return
@@ -599,10 +600,10 @@ def _is_unfinished_attack(path: Path, found: FoundRuns) -> bool:
     A stress.json of a run before is left out as well: the evaluations beside it may be of another model by now.
     """
     try:
-        seal = read_seal(path)
-    except (OSError, ValueError):
+        run = read_run(path)
+    except UserError:
         return False  # vestige verify reports it
-    unfinished = seal is not None and seal.kind == "stress" and not seal.finished
+    unfinished = run is not None and run.kind == "stress" and run.unfinished
     if unfinished:
         found.leave_out(UNFINISHED_ATTACK.format(path.name), path)
     return unfinished

@@ -12,11 +12,12 @@ from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.integrations.importers import Imported, import_results
 from vestige.numeric import number
-from vestige.ownership import permit
 from vestige.results.listing import metric_configs
+from vestige.runs.directory import refuse_input_in_output
+from vestige.runs.manifest import kind_in
+from vestige.runs.named_files import named_files
 from vestige.show.tables import table
 from vestige.store.files import read_results, result_file, write_results
-from vestige.writing import claim, keep_apart
 
 
 @dataclass
@@ -33,13 +34,12 @@ def import_file(path: Path, out: Path | None = None, retain_logs: Path | None = 
     imported = import_results(data, str(path), configs, retain)
     if out is None:
         return Import(imported)
-    if (out / "manifest.json").is_file():
+    if kind_in(out) is not None:
         raise UserError(f"{out} holds a run of ours; choose another directory for the imported results.")
     names = [f"{imported.stem}_{part}.json" for part in ("EVAL", "SUMMARY")]
-    keep_apart(out, {"the file": result_file(path), "--retain-logs": retain_logs}, names)
-    permit(*(out / name for name in names))
-    claim(out)  # what a killed import left goes first
-    return Import(imported, write_results(out, imported.stem, imported.scores, imported.scores))
+    refuse_input_in_output(out, {"the file": result_file(path), "--retain-logs": retain_logs}, names)
+    with named_files(*(out / name for name in names)):
+        return Import(imported, write_results(out, imported.stem, imported.scores, imported.scores))
 
 
 @cache

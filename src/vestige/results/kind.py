@@ -18,10 +18,9 @@ from vestige.engine.scores import Reference, Run, family, intervals, stats_file
 from vestige.engine.stored import by_code, dialect_for, stored_scores, suite_from_manifest
 from vestige.results.account import account_of
 from vestige.results.rescore import against, rescore
+from vestige.runs.manifest import Manifest, sha256
 from vestige.secrets import hide
-from vestige.store import directories
 from vestige.store.archive import moved
-from vestige.store.directories import Seal
 from vestige.store.files import read_ours, result_file
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import Definition
@@ -35,25 +34,25 @@ TASK = "sweep_task.json"  # what a sweep notes beside a run it made
 # ---- verify -----------------------------------------------------------------------------------------------------
 
 
-def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
+def _check(path: Path, finished: Manifest | None) -> Iterator[Finding]:
     manifest = read_manifest(path)
     if code := by_code(manifest):
         yield Finding(words=f"{path}: {code}: its files were compared only", note=True)
         return
     suite = suite_from_manifest(manifest)
-    yield from _scored(path, path, suite, manifest["dialect"]["name"], seal)
+    yield from _scored(path, path, suite, manifest["dialect"]["name"], finished)
     for file in sorted(path.glob("scores/*/definition.json")):
         said = read_ours(file, Definition)
         other = suite_from_manifest(manifest, said.get("changes") or {})
         if said.get("retain_logs"):
             other = against(other, str(Path(said["retain_logs"]).expanduser().absolute()))
-        yield from _scored(path, file.parent, other, said["dialect"]["name"], seal)
+        yield from _scored(path, file.parent, other, said["dialect"]["name"], finished)
 
 
-def _scored(path: Path, place: Path, suite: SuiteSpec, dialect: str, seal: Seal | None) -> Iterator[Finding]:
+def _scored(path: Path, place: Path, suite: SuiteSpec, dialect: str, finished: Manifest | None) -> Iterator[Finding]:
     """The result files of one definition: values, summary and intervals."""
     manifest = read_manifest(path)
-    references, lost = yield from _references(path, suite, dialect, seal)
+    references, lost = yield from _references(path, suite, dialect, finished)
     scores = stored_scores(path, suite, dialect_for(manifest, dialect, path), references)
     suite = with_more(suite, scores)
     kept = {name: s for name, s in scores.items() if not lost & set(family(suite, name))}
@@ -82,15 +81,15 @@ def _plain(value: Any) -> Any:
 
 
 def _references(
-    path: Path, suite: SuiteSpec, dialect: str, seal: Seal | None
+    path: Path, suite: SuiteSpec, dialect: str, finished: Manifest | None
 ) -> Generator[Finding, None, tuple[dict[str, Reference], set[str]]]:
     """The retain logs, and the metrics that need some that are gone or are others now."""
-    now, sealed = moved(path), (seal.facts.get("reads") or {}) if seal is not None else {}
+    now, read = moved(path), (finished.facts.get("reads") or {}) if finished is not None else {}
     lost: set[str] = set()
     gone: set[str] = set()
     for name, spec in suite.metrics.items():
         for file in (f for r in spec.references for f in r.paths):
-            why = _changed(now.get(file, Path(file)), sealed.get(hide(file)))
+            why = _changed(now.get(file, Path(file)), read.get(hide(file)))
             if why:
                 lost.add(name)
                 if file not in gone:
@@ -105,10 +104,10 @@ def _references(
     return with_mixtures(references, str(path), manifest, dialect, accept=True), lost
 
 
-def _changed(path: Path, sealed: str | None) -> str:
+def _changed(path: Path, digest: str | None) -> str:
     if not path.exists():
         return "are not there"
-    if sealed is not None and directories.sha256(result_file(path)) != sealed:
+    if digest is not None and sha256(result_file(path)) != digest:
         return "are not those the run was compared with"
     return ""
 

@@ -18,8 +18,8 @@ from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
 from vestige.integrations.lm_eval import HarnessResults
 from vestige.io import damaged
+from vestige.runs.manifest import read_run, sha256
 from vestige.store.archive import moved
-from vestige.store.directories import SEAL, read_seal, sha256
 from vestige.store.files import read_ours, result_file
 from vestige.store.forms import ResultsForm, Stat
 from vestige.store.kinds import read_manifest
@@ -30,29 +30,25 @@ log = logging.getLogger("vestige.results")
 
 
 def load_outcome(directory: Path) -> Outcome:
-    """The run's numbers, from result files that must be those that were sealed.
+    """The run's numbers, from result files that must be those that were finished.
 
     Files, not evidence: runs of an evaluator's own code and of a harness have no evidence that gives their numbers
     again, and retain logs may have moved since.
     """
     manifest = read_manifest(directory)
-    sealed = _Sealed(directory)
-    sealed.read(directory / "manifest.json", Any)
-    return _harness(sealed, manifest) if "harness" in manifest else _evaluation(sealed, manifest)
+    run = _FinishedFiles(directory)
+    return _harness(run, manifest) if "harness" in manifest else _evaluation(run, manifest)
 
 
-class _Sealed:
-    """The files of a finished run, checked where a seal lists their digests."""
+class _FinishedFiles:
+    """The files of a finished run, checked where its manifest has their digests."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        try:
-            seal = read_seal(directory)
-        except (OSError, ValueError) as error:
-            raise damaged(directory / SEAL, str(error)) from None
-        if seal is not None and not seal.finished:
+        manifest = read_run(directory)
+        if manifest is not None and manifest.unfinished:
             raise UserError(f"{directory} is not finished; run the command that made it again, it goes on from there.")
-        self.digests = {} if seal is None else seal.files
+        self.digests = {} if manifest is None else manifest.sha256
 
     def read(self, file: Path, form: Any) -> Any:
         if not file.is_file():
@@ -62,7 +58,7 @@ class _Sealed:
         return read_ours(file, form)
 
 
-def _evaluation(run: _Sealed, manifest: Mapping[str, Any]) -> Outcome:
+def _evaluation(run: _FinishedFiles, manifest: Mapping[str, Any]) -> Outcome:
     suite, place = suite_from_manifest(manifest), run.directory
     details, summary = (place / f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY"))
     scores = {name: Score.from_json(body) for name, body in run.read(details, ResultsForm).items()}
@@ -82,7 +78,7 @@ def _evaluation(run: _Sealed, manifest: Mapping[str, Any]) -> Outcome:
     )
 
 
-def _harness(run: _Sealed, manifest: Mapping[str, Any]) -> Outcome:
+def _harness(run: _FinishedFiles, manifest: Mapping[str, Any]) -> Outcome:
     """What had no value is in the manifest's notes only."""
     file = result_file(run.directory)
     stem = file.name.removesuffix("_EVAL.json")

@@ -31,8 +31,8 @@ from vestige.meta.numbers import read_file
 from vestige.meta.old_keys import ages
 from vestige.meta.robustness import RULES, overall
 from vestige.meta.run import QUESTIONS, Made
+from vestige.runs.manifest import Manifest, sha256
 from vestige.schema import number
-from vestige.store.directories import Seal, sha256
 from vestige.store.findings import Finding, compared
 
 EXACT = 1e-9  # another machine may add up in another order
@@ -305,7 +305,7 @@ def _ages(file: Path) -> set[str]:
         return set()  # said elsewhere
 
 
-def _check(place: Path, seal: Seal | None, again: bool = True) -> Iterator[Finding]:
+def _check(place: Path, manifest: Manifest | None, again: bool = True) -> Iterator[Finding]:
     checked = check_meta(place, again)
     yield Finding(checked.numbers)
     yield from (Finding(words=words) for words in checked.findings)

@@ -12,12 +12,12 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.results.publishing import NOTE, homes_in, refuse_secrets, shortened
+from vestige.runs.directory import temporary
+from vestige.runs.manifest import read_run
 from vestige.secrets import shorten
 from vestige.store import kinds
-from vestige.store.archive import Contents, extract, is_archive, sealed_files, unique, write_archive
-from vestige.store.directories import SEAL
+from vestige.store.archive import Contents, extract, finished_files, is_archive, unique, write_archive
 from vestige.store.files import result_file
-from vestige.writing import temporary
 
 log = logging.getLogger("vestige.results")
 
@@ -29,7 +29,7 @@ READING_VERBS = ("score", "compare", "diff", "published", "report")  # verify op
 def pack(directories: Sequence[Path], out: Path, shorten_paths: bool = False) -> tuple[Contents, str]:
     """One archive of some runs; the archive's sha256 is that of its bytes, on every machine.
 
-    `shorten_paths`: ~ in the place of people's homes. The runs are sealed again for it, so that their roots differ.
+    `shorten_paths`: ~ in the place of people's homes. The digests are made again for it, so that the roots differ.
     """
     contents = Contents()
     names = unique(d.resolve().name for d in directories)
@@ -39,7 +39,7 @@ def pack(directories: Sequence[Path], out: Path, shorten_paths: bool = False) ->
         name_of_kind = kinds.kind_of(directory)
         if name_of_kind and (why := kinds.kind(name_of_kind).not_packed):
             raise UserError(f"{directory} is not packed: {why}.")
-        root, files = sealed_files(directory)
+        root, files = finished_files(directory)
         contents.runs[name], contents.roots[root] = root, f"runs/{name}"
         contents.files |= {f"runs/{name}/{file}": path for file, path in files.items()}
     for directory in directories:
@@ -59,13 +59,14 @@ def pack(directories: Sequence[Path], out: Path, shorten_paths: bool = False) ->
 
 
 def _bring(contents: Contents, path: str) -> str:
-    """Retain logs into the archive: the whole run they are of, if it is sealed; else the file."""
+    """Retain logs into the archive: the whole run they are of, if it is finished; else the file."""
     file = result_file(Path(path))
-    if not (file.parent / SEAL).is_file():
+    run = read_run(file.parent)
+    if run is None or not run.state:
         name = f"references/{unique([*_taken(contents), file.stem])[-1]}/{file.name}"
         contents.files[name] = file
         return name
-    root, files = sealed_files(file.parent)
+    root, files = finished_files(file.parent)
     if root not in contents.roots:
         place = f"references/{unique([*_taken(contents), file.parent.resolve().name])[-1]}"
         contents.roots[root] = place

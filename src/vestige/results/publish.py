@@ -16,9 +16,9 @@ import msgspec
 
 from vestige.errors import UserError, unknown_name
 from vestige.integrations.trackers import FILES, SERVERS, Destination
+from vestige.runs.directory import open_run
+from vestige.runs.manifest import check_files, read_run
 from vestige.secrets import hide, homes, shorten
-from vestige.store import directories
-from vestige.store.directories import read_seal, writing
 from vestige.store.kinds import KINDS, kind, kind_of
 from vestige.types import RunAccount
 
@@ -39,14 +39,15 @@ def publish(run: Path, to: str, out: Path | None, online: bool, project: str, da
     inside = out.absolute()
     if directory.absolute() in (inside, *inside.parents):
         raise UserError(
-            f"--out {out} is inside the run, which would no longer be as it was sealed; name another place."
+            f"--out {out} is inside the run, which would no longer be as it was finished; name another place."
         )
     destination = Destination(out, online, project, dataset)
     if to in SERVERS:  # these write their own files
         following = known[to](account, destination)
     else:
-        with writing(out):
+        with open_run(out, "publish", []) as run:
             following = known[to](account, destination)
+            run.finish()
     return f"next: {following}" if online else f"written: {out}\nnext: {following}"
 
 
@@ -70,18 +71,15 @@ def account_of(path: Path, name: str) -> RunAccount:
 
 
 def refuse_broken(path: Path, name: str) -> None:
-    """Numbers of a run that is not finished, or not as it was sealed, are not published."""
-    try:
-        seal = read_seal(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not published: {directories.SEAL} is damaged ({error}).") from None
-    if seal is None:
+    """Numbers of a run that is not finished, or not as it was then, are not published."""
+    manifest = read_run(path)
+    if manifest is None or not (manifest.root or manifest.unfinished):
         if name != "watch":
-            log.warning("%s has no %s: nothing vouches for its numbers.", path, directories.SEAL)
+            log.warning("%s has no digests of its files: nothing vouches for its numbers.", path)
         return
-    if not seal.finished:
+    if manifest.unfinished:
         raise UserError(f"{path} is not finished; rerun the command that made it to resume.")
-    wrong = directories.check(path, seal)
+    wrong = check_files(path, manifest)
     if wrong:
         raise UserError(f"{path} is not published: {wrong[0]}")
 

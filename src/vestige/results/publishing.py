@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.runs.directory import temporary, write_bytes
+from vestige.runs.manifest import MANIFEST, manifest_text, read_run, sha256
 from vestige.secrets import HIDDEN, hide, homes, is_secret_name, shorten
-from vestige.store.directories import SEAL, Seal, read_seal, sealed_bytes, sha256
-from vestige.writing import temporary, write_bytes
 
 WRITTEN = (".json", ".jsonl", ".csv", ".md", ".html", ".yaml", ".txt")
 NOTE = "{count} files name a person's home directory (such as {home}); --shorten-paths writes ~ in its place."
@@ -75,24 +75,26 @@ def homes_in(files: Mapping[str, Path]) -> tuple[int, str]:
 
 @contextmanager
 def shortened(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Path], dict[str, str]]]:
-    """Copies of some runs' files with ~ for people's homes, sealed again; and the root of each seal, by its folder."""
+    """Copies of some runs' files with ~ for people's homes and new digests; and the root of each run, by its folder."""
     with temporary() as place:
         copies = {name: place / name for name in files}
         for name, path in files.items():
             data = path.read_bytes()
-            text = None if name.endswith(SEAL) else text_of(name, data)
+            text = text_of(name, data)
             # Texts and patched banks carry a digest of their own, and no path.
             if text is not None and homes(text) and not (("/evidence/" in name) and name.endswith(".jsonl")):
                 words = shorten(text).encode("utf-8", "surrogatepass")
                 data = gzip.compress(words, compresslevel=6, mtime=0) if name.endswith(".gz") else words
             write_bytes(copies[name], data)
         roots = {}
-        for name in sorted((n for n in files if n.endswith(f"/{SEAL}")), key=lambda n: -n.count("/")):
+        for name in (name for name in files if name.endswith(f"/{MANIFEST}")):
             folder = copies[name].parent
-            before = read_seal(folder)
-            if before is not None:
-                facts = json.loads(shorten(json.dumps(before.facts)))
-                made = Seal(before.kind, {n: sha256(folder / n) for n in before.files}, before.runs, facts)
-                write_bytes(copies[name], sealed_bytes(made))
-                roots[name.rsplit("/", 1)[0]] = made.root
+            before = read_run(folder, strict=False)
+            if before is not None and before.state:
+                digests = {inner: sha256(folder / inner) for inner in before.sha256}
+                about = {"state": before.state, "writes": sorted(before.writes), "runs": list(before.runs)}
+                text = manifest_text({**before.facts, **about, "sha256": digests}, finished=True)
+                write_bytes(copies[name], text.encode())
+                again = read_run(folder)
+                roots[name.rsplit("/", 1)[0]] = again.root if again else ""
         yield copies, roots

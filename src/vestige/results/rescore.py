@@ -18,16 +18,16 @@ from vestige.engine.references import load_references, mixture_accepted, reads, 
 from vestige.engine.scores import Run, stats_file, write_statistics
 from vestige.engine.stored import Changes, dialect_for, stored_scores, suite_from_manifest
 from vestige.errors import UserError
+from vestige.runs.directory import open_run, refuse_input_in_output
+from vestige.runs.manifest import clusters_json, versions
 from vestige.secrets import expand
 from vestige.store.archive import moved
-from vestige.store.directories import begin, clusters_json, seal, writing
 from vestige.store.files import load_rows as load_examples
-from vestige.store.files import versions, write_json, write_results
+from vestige.store.files import write_json, write_results
 from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Grouping, Rows
-from vestige.writing import keep_apart
 
 
 def rescore(
@@ -53,33 +53,30 @@ def rescore(
         if not Path(retain_logs).expanduser().exists():
             raise UserError(f"Retain logs {retain_logs} do not exist; check the path.")
         suite = against(suite, str(Path(retain_logs).expanduser().absolute()))
-    now = moved(directory)  # told by the seal, which is undone below
+    now = moved(directory)  # told by the root hash, which is gone while the run is unfinished
     references = load_references(suite, chosen.name, now, manifest.get("retain_logs"))
     accept = accept_mixture or (retain_logs is None and mixture_accepted(manifest))
     references = with_mixtures(references, str(directory), manifest, chosen.name, accept)
-    with writing(directory):
+    with open_run(directory, "eval") as run:
         scores = stored_scores(directory, suite, chosen, references)
         suite = with_more(suite, scores)
         label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
         place = directory / label
-        keep_apart(place, {"--retain-logs": retain_logs})
+        refuse_input_in_output(place, {"--retain-logs": retain_logs})
         results = [f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY", "STATS")]
         grown = place == directory and set(suite.metrics) != set(manifest["config"]["metrics"])
-        rewritten = grown or cluster is not None
-        begin(directory, "eval", [*results, *["manifest.json"] * rewritten] if place == directory else [f"{label}/"])
+        run.begin(results if place == directory else [f"{label}/"])
         if grown:  # the suite's function returned scores that it did not return before
             added = {n: spec_to_json(s) for n, s in suite.metrics.items() if n not in manifest["config"]["metrics"]}
             config = manifest["config"]
             manifest["config"] = {**config, "metrics": {**config["metrics"], **added}, "top": list(suite.top)}
-        if rewritten:
-            write_json(directory / "manifest.json", manifest)
         files: tuple[Path, ...] = write_results(place, suite.file_stem, scores, suite.top)
         if place != directory:
             note = {"dialect": {"name": chosen.name, "version": chosen.version}, "changes": dict(changes or {})}
             write_json(place / "definition.json", {**note, "retain_logs": retain_logs, "versions": versions()})
         resamples = manifest["config"].get("stats", {}).get("resamples", RunConfig.resamples)
         stats = write_statistics(place, Run(suite, scores, manifest, references), resamples)
-        seal(directory, "eval", reads=reads(suite_from_manifest(manifest), now))
+        run.finish({**manifest, "reads": reads(suite_from_manifest(manifest), now)})
     files = (*files, stats_file(place, suite)) if stats else files
     retain = retain_values(references, suite)
     return Outcome(

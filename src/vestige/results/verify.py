@@ -1,6 +1,6 @@
-"""`vestige verify`: every file as it was sealed, and every number made of its evidence again. Nothing is written.
+"""`vestige verify`: every file as it was finished, and every number made of its evidence again. Nothing is written.
 
-    checksums.json --hashes--> files        evidence --the same code as scoring--> numbers == those in the files
+    manifest.json --hashes--> files        evidence --the same code as scoring--> numbers == those in the files
 
 A finding is something wrong (exit status 1), with what to delete. A note is something that could not be looked at.
 """
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vestige.errors import MissingPluginError, UserError
-from vestige.store import directories
+from vestige.io import DamagedError
+from vestige.runs.directory import temporary
+from vestige.runs.manifest import MANIFEST, Manifest, check_files, read_run, runs_in
 from vestige.store.archive import PACK, extract, is_archive
-from vestige.store.directories import SEAL, Seal, read_seal
 from vestige.store.files import read_ours
 from vestige.store.kinds import kind_of, of
-from vestige.writing import temporary
 
-NO_SEAL = f"{SEAL} is missing (the run was made before there was one): only its numbers are checked"
+NO_DIGESTS = f"its {MANIFEST} has no digests of files: only its numbers are checked"
 
 
 @dataclass
@@ -52,24 +52,25 @@ def verify(path: Path, again: bool = True) -> Verdict:
         return _report(path, again)
     verdict = Verdict(path)
     try:
-        seal = read_seal(path)
-    except ValueError as error:
-        verdict.findings.append(f"{path / SEAL} is damaged ({error}); delete it, then run the same command again.")
+        manifest = read_run(path)
+    except DamagedError as error:
+        verdict.findings.append(str(error))
         return verdict
-    if seal is None and kind_of(path) is None:
+    known = kind_of(path)
+    if known is None and (manifest is None or manifest.state == "open"):
         return _folder(path, again)
-    if seal is not None and not seal.finished:
+    if manifest is not None and manifest.unfinished:
         verdict.findings.append(f"{path} is not finished: run the same command again, and it goes on.")
         return verdict
-    if seal is None:
-        verdict.notes.append(f"{path}: {NO_SEAL}")
+    if manifest is None or not manifest.root:
+        verdict.notes.append(f"{path}: {NO_DIGESTS}")
     else:
-        verdict.root, verdict.files = seal.root, len(seal.files)
-        verdict.findings += directories.check(path, seal)
-    for inner in _sealed_below(path):
-        verdict.add(verify(inner, again))
-    if not verdict.findings:  # numbers of broken files would only say the same again
-        _numbers(path, seal, verdict, again)
+        verdict.root, verdict.files = manifest.root, len(manifest.sha256)
+        verdict.findings += check_files(path, manifest)
+    for inner in runs_in(path):
+        verdict.add(verify(path / inner, again))
+    if known is not None and not verdict.findings:  # numbers of broken files would only say the same again
+        _numbers(path, manifest, verdict, again)
     return verdict
 
 
@@ -80,10 +81,10 @@ def _archive(path: Path, again: bool) -> Verdict:
         verdict = _folder(scratch, again)
         roots = read_ours(scratch / PACK)["runs"]
         for name, run in runs.items():
-            seal = None if verdict.findings else read_seal(run)
-            if seal is not None and seal.root != roots[name]:
+            manifest = None if verdict.findings else read_run(run)
+            if manifest is not None and manifest.root != roots[name]:
                 verdict.findings.append(f"{path}: run {name} is not the one that was packed; get the archive again.")
-            verdict.notes += [f"{name}: root {seal.root}"] if seal else []
+            verdict.notes += [f"{name}: root {manifest.root}"] if manifest else []
     verdict.path = path
     verdict.findings = [words.replace(f"{scratch}/", f"{path}: ") for words in verdict.findings]
     verdict.notes = [words.replace(f"{scratch}/", f"{path}: ") for words in verdict.notes]
@@ -93,11 +94,11 @@ def _archive(path: Path, again: bool) -> Verdict:
 def _folder(path: Path, again: bool) -> Verdict:
     """Every run below a folder: what a sweep made, or saves/eval."""
     verdict = Verdict(path)
-    outer = _sealed_below(path)
-    if not outer:
-        raise UserError(f"{path} holds no run and no report: none of {SEAL}, manifest.json and report.json is in it.")
-    for place in outer:
-        verdict.add(verify(place, again))
+    inside = runs_in(path)
+    if not inside:
+        raise UserError(f"{path} holds no run and no report: neither {MANIFEST} nor report.json is in it.")
+    for inner in inside:
+        verdict.add(verify(path / inner, again))
     return verdict
 
 
@@ -110,19 +111,13 @@ def _report(path: Path, again: bool) -> Verdict:
     return Verdict(path, "", 0, checked.numbers, checked.findings, checked.notes, checked.checks)
 
 
-def _sealed_below(path: Path) -> list[Path]:
-    """The sealed runs inside a directory; those inside them are theirs to name."""
-    found = sorted(p.parent for p in path.rglob(SEAL) if p.parent != path)
-    return [p for p in found if not any(q in p.parents for q in found)]
-
-
-def _numbers(path: Path, seal: Seal | None, verdict: Verdict, again: bool) -> None:
+def _numbers(path: Path, manifest: Manifest | None, verdict: Verdict, again: bool) -> None:
     try:
         run = of(path)
         if again and run.check is None:
             verdict.notes.append(f"{path}: a {run.name} run keeps no evidence of its own; its files were compared only")
         check = run.check if again else run.sources
-        for found in check(path, seal) if check is not None else ():
+        for found in check(path, manifest) if check is not None else ():
             verdict.numbers += found.compared
             said = verdict.checks if found.check else verdict.notes if found.note else verdict.findings
             said.extend([found.words] if found.words else [])
@@ -144,5 +139,5 @@ def show(verdict: Verdict) -> str:
         made = f": {verdict.numbers:,} values made again and equal" if verdict.numbers else ""
         return "\n".join([f"{verdict.path}: whole{made}", *lines])
     root = f", root {verdict.root}" if verdict.root else ""
-    words = f"{verdict.files} files as they were sealed, {verdict.numbers:,} values made again and equal{root}"
+    words = f"{verdict.files} files as they were finished, {verdict.numbers:,} values made again and equal{root}"
     return "\n".join([f"{verdict.path}: whole: {words}", *lines])

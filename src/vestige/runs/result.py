@@ -18,8 +18,8 @@ from vestige.engine.evaluate import Outcome
 from vestige.errors import UserError, how_to_install, unknown_name
 from vestige.in_memory import Place, read_files, write_files
 from vestige.numeric import number
+from vestige.runs.directory import temporary
 from vestige.types import Score
-from vestige.writing import temporary
 
 if TYPE_CHECKING:
     from pandas import DataFrame

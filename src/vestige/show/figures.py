@@ -15,8 +15,8 @@ import numpy as np
 
 from vestige.errors import UserError, how_to_install
 from vestige.metrics.trajectory import VIEWS, spread_of
+from vestige.runs.named_files import written_by
 from vestige.types import IGNORE, Array, Trace
-from vestige.writing import written_by
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,12 +1,12 @@
 """Runs in one portable file: everything needed to score them again, and never the model.
 
     pack.json                 which runs, their root hashes, and where the retain logs they name are in here
-    runs/NAME/...             the sealed files of each run
+    runs/NAME/...             the files of each finished run
     references/NAME/...       the retain model's runs, or single result files
 
 The same runs give the same bytes. Extracting trusts nothing: only plain files inside the target, of bounded size.
 
-In: sealed run directories. Out: one file, or such directories again. Callers: results/pack.py, and through it cli.py,
+In: finished run directories. Out: one file, or such directories again. Callers: results/pack.py, and through it cli.py,
 which lets every verb that reads runs take an archive.
 """
 
@@ -23,11 +23,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
 from vestige.errors import UserError, write_error
+from vestige.io import write_file
+from vestige.runs.manifest import MANIFEST, check_files, read_run, sha256
+from vestige.runs.named_files import named_file
 from vestige.schema import check_form, misfit
 from vestige.secrets import expand, hide
-from vestige.store.directories import MANIFEST, SEAL, check, read_seal, sha256
 from vestige.store.files import read_ours, runs_below
-from vestige.writing import create_bytes, one_file
 
 PACK = "pack.json"
 VERSION = 1
@@ -51,31 +52,31 @@ class Contents:
         return {"version": VERSION, "runs": self.runs, "order": list(self.runs), "references": self.references}
 
 
-def sealed_files(directory: Path) -> tuple[str, dict[str, Path]]:
+def finished_files(directory: Path) -> tuple[str, dict[str, Path]]:
     """A run's root hash and its files, runs inside it included; one that is not whole is refused."""
-    try:
-        seal = read_seal(directory)
-    except ValueError as error:
-        raise UserError(f"{directory / SEAL} is damaged ({error}); see `vestige verify {directory}`.") from None
-    if seal is None:
-        if not (directory / MANIFEST).is_file() and (below := runs_below(directory, SEAL)):
-            raise UserError(f"{directory} is not a run: {below}.")
-        raise UserError(f"{directory} has no {SEAL}; `vestige score {directory}` writes one, then pack again.")
-    if not seal.finished:
+    manifest = read_run(directory)
+    if manifest is None:
+        below = runs_below(directory, MANIFEST) or f"it has no {MANIFEST}"
+        raise UserError(f"{directory} is not a run: {below}.")
+    if manifest.state != "finished":
         raise UserError(f"{directory} is not finished; run the same command again, then pack it.")
-    wrong = check(directory, seal)
+    if not manifest.root:
+        raise UserError(
+            f"{directory / MANIFEST} has no digests; `vestige score {directory}` writes them, then pack again."
+        )
+    wrong = check_files(directory, manifest)
     if wrong:
         raise UserError(f"{wrong[0]} (`vestige verify {directory}` lists all that is wrong with it.)")
-    files = {name: directory / name for name in (*seal.files, SEAL)}
-    for inner in seal.runs:
-        files |= {f"{inner}/{name}": path for name, path in sealed_files(directory / inner)[1].items()}
-    return seal.root, files
+    files = {name: directory / name for name in (*manifest.sha256, MANIFEST)}
+    for inner in manifest.runs:
+        files |= {f"{inner}/{name}": path for name, path in finished_files(directory / inner)[1].items()}
+    return manifest.root, files
 
 
 def write_archive(path: Path, contents: Contents) -> str:
     """Sorted names, one date, one level: equal contents are equal bytes. Returns the archive's own sha256."""
     about = hide(json.dumps(contents.about(), indent=1, sort_keys=True)).encode()
-    with one_file(path) as half, zipfile.ZipFile(half, "x") as out:
+    with named_file(path) as half, zipfile.ZipFile(half, "x") as out:
         _put(out, PACK, about)
         for name, file in sorted(contents.files.items()):
             _put(out, name, file.read_bytes())
@@ -97,8 +98,7 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
             entries = archive.infolist()
             _check_entries(path, entries, sum(e.compress_size for e in entries))
             for entry in entries:
-                target = place / entry.filename
-                create_bytes(target, archive.read(entry))
+                write_file(place / entry.filename, archive.read(entry))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; check the path of the archive.") from None
     except (*BROKEN, ValueError, RuntimeError) as error:
@@ -107,7 +107,7 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
         raise write_error(error, place) from None
     about = _about(path, place / PACK)
     for name in about["order"]:
-        if not (place / "runs" / name / SEAL).is_file():
+        if not (place / "runs" / name / MANIFEST).is_file():
             raise UserError(f"{path} lists the run {name}, which is not in it; get the archive or pack it again.")
     for named in about["references"].values():
         if not safe_name(named) or not (place / named).is_file():
@@ -169,8 +169,8 @@ def _about(path: Path, file: Path) -> dict[str, Any]:
 def moved(directory: Path) -> dict[str, Path]:
     """For a run out of an archive: where the files it names outside itself are now.
 
-    Only a run that lies where an archive puts its runs, and is one of them by its seal, is such a one: a pack.json that
-    happens to lie above another directory says nothing about it.
+    Only a run that lies where an archive puts its runs, and is one of them by its root hash, is such a one: a pack.json
+    that happens to lie above another directory says nothing about it.
     """
     here = directory.absolute()
     for top in (here.parent.parent, here.parent.parent.parent):
@@ -201,14 +201,14 @@ def _is_the_one(run: Path, top: Path, about: Mapping[str, Any], now: Mapping[str
     """Whether a run is the one that was packed, not another that was put in its place: by its root, or, once it was
     scored again, by the files it was compared with."""
     try:
-        seal = read_seal(run)
-    except ValueError:
+        manifest = read_run(run)
+    except UserError:
         return False
-    if seal is None or not seal.finished or run.parent.parent != top:  # nothing to tell it by
+    if manifest is None or not manifest.root or run.parent.parent != top:  # nothing to tell it by
         return True
-    known = seal.facts.get("reads") or {}
+    known = manifest.facts.get("reads") or {}
     same = all(_digest_of(now[path]) == known[path] for path in now if path in known)
-    return (about["runs"].get(run.name) == seal.root) or same
+    return (about["runs"].get(run.name) == manifest.root) or same
 
 
 def _digest_of(place: Path) -> str:

@@ -25,13 +25,12 @@ from typing import Any, Generic, TypedDict, TypeVar
 from vestige.errors import first_line
 from vestige.guard import is_there
 from vestige.io import damaged
-from vestige.ownership import ours_below
+from vestige.runs.directory import listed_files, remove, remove_empty
 from vestige.schema import misfit
 from vestige.store.files import read_json, read_ours, write_bytes, write_json, write_pieces
 from vestige.store.formats import FORMATS, Altered, Format, Head
 from vestige.store.laid_out import Joined
 from vestige.types import content_key
-from vestige.writing import remove, remove_empty
 
 __all__ = ["FORMATS", "Bank", "discard_all", "remarks", "remember", "tidy"]
 
@@ -253,4 +252,4 @@ def discard_all(directory: Path, keep: Iterable[str] = ()) -> None:
     """Forgets the evidence of a run (overwrite=true)."""
     kept = set(keep)
     # Only what our journal lists: a user's own file in this directory is not ours to remove.
-    remove(*(path for path in ours_below(directory) if path.name not in kept))
+    remove(*(path for path in listed_files(directory) if path.name not in kept))

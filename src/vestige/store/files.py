@@ -3,36 +3,29 @@
 In: plain data, Scores, Rows and a path. Out: sorted JSON without secrets, NAME_EVAL.json and NAME_SUMMARY.json, which
 open-unlearning's scripts read, and evidence/examples.json.gz, so that scoring needs neither tokenizer nor data files;
 and what such files hold, else a DamagedError with the file's name. Callers: every room with files of its own. The bytes
-go through writing.py, which knows whose files they are.
+go through runs/directory.py, which knows whose files they are.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import platform
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import MANY, UserError
 from vestige.guard import read_bytes, read_json
-from vestige.io import damaged
+from vestige.io import damaged, json_pieces
+from vestige.runs.directory import write_bytes, write_pieces
 from vestige.schema import check_form, misfit
 from vestige.secrets import hide
 from vestige.store.arrays import MadeByName
 from vestige.types import Example, Prompt, Rows, Score, Target
-from vestige.writing import write_bytes, write_pieces
 
 BLOCK = 1 << 16  # characters
-
-# What versions without a journal called a file before it was whole; it is not part of a run, and is left alone.
-LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
 def write_json(path: Path, data: Any, indent: int | None = 4) -> None:
@@ -42,31 +35,6 @@ def write_json(path: Path, data: Any, indent: int | None = 4) -> None:
     Secrets are replaced (secrets.py). The text is made while it is written: that of all rows is larger than they are.
     """
     write_pieces(path, lambda: (hide(block).encode("utf-8") for block in _blocks(json_pieces(data, indent))))
-
-
-def json_pieces(data: Any, indent: int | None = None, depth: int = 4, level: int = 0) -> Iterator[str]:
-    """What json.dumps makes of the data in order, entry by entry of mappings that hold others.
-
-    >>> "".join(json_pieces({"b": {"c": [1]}, "a": {}}))
-    '{"a": {}, "b": {"c": [1]}}'
-    """
-    line = "" if indent is None else "\n" + " " * indent * level
-    if depth == 0 or not _nests(data):
-        text = json.dumps(in_order(data), indent=indent, ensure_ascii=False, allow_nan=False)
-        yield text.replace("\n", line) if line else text  # texts in JSON have no line breaks of their own
-        return
-    deeper, between = line + " " * (indent or 0), ", " if indent is None else ","
-    for i, key in enumerate(sorted(data, key=_natural)):
-        yield f"{between if i else '{'}{deeper}{json.dumps(key, ensure_ascii=False)}: "
-        yield from json_pieces(data[key], indent, depth - 1, level + 1)
-    yield line + "}"
-
-
-def _nests(data: Any) -> bool:
-    """Whether it is a mapping of names to more than plain values; of one that makes its values nobody asks."""
-    if not isinstance(data, Mapping) or not data or not all(isinstance(key, str) for key in data):
-        return False
-    return not isinstance(data, dict) or any(isinstance(value, Mapping) for value in data.values())
 
 
 def _blocks(pieces: Iterable[str]) -> Iterator[str]:
@@ -80,26 +48,6 @@ def _blocks(pieces: Iterable[str]) -> Iterator[str]:
             yield "".join(block)
             block, size = [], 0
     yield "".join(block)
-
-
-def in_order(data: Any) -> Any:
-    """The same data with the keys of every mapping sorted, numbers in them by their size.
-
-    >>> list(in_order({"step_10": 0, "step_2": 0, "b": 0, "10": 0, "9": 0}))
-    ['9', '10', 'b', 'step_2', 'step_10']
-    """
-    if isinstance(data, Mapping):
-        ordered = {}
-        for key in sorted(data, key=_natural):
-            ordered[key] = in_order(data[key])
-        return ordered
-    return list(map(in_order, data)) if isinstance(data, (list, tuple)) else data
-
-
-def _natural(key: Any) -> tuple[list[Any], str]:
-    parts: list[Any] = re.split("([0-9]+)", str(key))  # texts at even places, digits at odd ones
-    parts[1::2] = map(int, parts[1::2])
-    return parts, str(key)
 
 
 def read_ours(path: Path, form: Any = Any) -> Any:
@@ -122,38 +70,12 @@ def relative(path: Path, base: Path) -> str:
 
 # ---- results ------------------------------------------------------------------------------------------------------
 
-PACKAGES = (
-    "vestige",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "datasets",
-    "numpy",
-    "scipy",
-    "peft",
-    "bitsandbytes",
-    "lm_eval",
-)
-
-
 def write_results(directory: Path, stem: str, scores: Mapping[str, Score], top: Iterable[str]) -> tuple[Path, Path]:
     """NAME_EVAL.json holds every metric and parent; NAME_SUMMARY.json the asked-for metrics that have a value."""
     details, summary = directory / f"{stem}_EVAL.json", directory / f"{stem}_SUMMARY.json"
     write_json(details, MadeByName(scores, lambda name: scores[name].to_json()))  # one metric at a time
     write_json(summary, {name: scores[name].to_json()["agg_value"] for name in top if not scores[name].missing})
     return details, summary
-
-
-@functools.cache  # they cannot change under a running process, and looking them up takes a second on a slow disk
-def versions() -> Mapping[str, str]:
-    """Of Python and the packages that numbers depend on; for manifests."""
-    out = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            out[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return out
 
 
 def result_file(path: Path) -> Path:

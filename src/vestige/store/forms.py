@@ -71,15 +71,8 @@ class Stat(TypedDict, total=False):
 # ---- manifests ------------------------------------------------------------------------------------------------------
 
 
-class SealForm(TypedDict):
-    kind: str
-    files: dict[str, str]
-    runs: list[str]
-    facts: dict[str, Any]
-
-
 class ClustersForm(TypedDict):
-    """Which rows hang together (store/directories.py)."""
+    """Which rows hang together (runs/manifest.py)."""
 
     by: str
     names: list[str]

@@ -15,8 +15,8 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.guard import read_json
+from vestige.runs.directory import remove, write_bytes
 from vestige.types import content_key
-from vestige.writing import remove, write_bytes
 
 log = logging.getLogger("vestige.engine")
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.io import damaged
+from vestige.runs.manifest import EVALUATIONS, MANIFEST, Manifest, kind_in
 from vestige.schema import misfit
-from vestige.store.directories import EVALUATIONS, MANIFEST, Seal, kind_in
 from vestige.store.files import read_ours
 from vestige.store.findings import Finding
 from vestige.types import RunAccount, short_id
@@ -85,8 +85,8 @@ class Kind:
     """How one kind of run is read. None, or nothing: runs of this kind have no such thing."""
 
     name: str
-    check: Callable[[Path, Seal | None], Iterator[Finding]] | None = None  # its numbers, computed again
-    sources: Callable[[Path, Seal | None], Iterator[Finding]] | None = None  # only the files it was made of
+    check: Callable[[Path, Manifest | None], Iterator[Finding]] | None = None  # its numbers, computed again
+    sources: Callable[[Path, Manifest | None], Iterator[Finding]] | None = None  # only the files it was made of
     score: Callable[[Path, Rescoring], str] | None = None  # writes them again; returns what a terminal shows
     gather: Callable[[Path, Reader], Iterable[RunSource]] = _nothing
     values: Callable[[Path], Mapping[str, Any]] = _no_values  # its main numbers by name
@@ -102,7 +102,7 @@ class KnownKind:
 
     name: str
     record: str  # module and name of its Kind
-    marks: tuple[str, ...] = ()  # files by which a run is known that has neither a kind in its manifest nor a seal
+    marks: tuple[str, ...] = ()  # files by which a run is known that has no kind in its manifest
     shown: tuple[str, ...] = ()  # files by which a report finds what it can show of it, where these are others
 
     def shows(self, file: Path) -> bool:
@@ -112,6 +112,8 @@ class KnownKind:
         return any(True for mark in self.shown or self.marks for _ in directory.glob(mark))
 
 
+# Folders with a manifest that are not runs: what is in them are runs, or files of another verb.
+FOLDERS = ("sweep", "attack", "s1", "lab", "audit", "report", "publish", "site")
 META_FILES = ("method_results.json", "meta_eval.json")
 KINDS = {
     known.name: known
@@ -144,6 +146,8 @@ def kind_of(directory: Path) -> str | None:
     Its manifest says it. Results of other tools have no such manifest and are known by their files.
     """
     said = kind_in(directory)
+    if said in FOLDERS:
+        return None
     if said is not None and said not in KINDS:
         raise UserError(f"{directory} holds a run of a kind that this version does not know ({said}).")
     return said or next((k.name for k in KINDS.values() if any((directory / m).is_file() for m in k.marks)), None)
@@ -181,6 +185,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{directory} is not a run directory: it has no manifest.json. Give the directory of a run.")
     found = read_ours(path)
+    if isinstance(found, dict) and found.get("state") == "unfinished" and "config" not in found:
+        raise UserError(f"{directory} is not finished; rerun the command that made it to resume.")
     kind = kind_in(directory)
     if kind not in (None, *EVALUATIONS):
         raise UserError(f"{directory} is a {kind} run, not an evaluation; give the directory of an evaluation.")

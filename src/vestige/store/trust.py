@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vestige.numeric import distances
+from vestige.runs.directory import temporary
 from vestige.store.evidence import Bank
 from vestige.store.laid_out import Joined
 from vestige.types import Text, TokenStats, Trace
-from vestige.writing import temporary
 
 T = TypeVar("T")
 CHECKED = 4  # entries that are made again

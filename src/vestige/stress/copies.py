@@ -8,6 +8,7 @@ Relearning needs rows to teach. Held out, it teaches every other forget row, and
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,10 @@ from vestige.data.rows import find_in_directory, load_rows
 from vestige.engine.config import RunConfig
 from vestige.errors import UserError
 from vestige.guard import read_json
+from vestige.io import make_directory, write_file
 from vestige.models.fingerprint import fingerprint
-from vestige.store.files import versions
+from vestige.runs.manifest import versions
 from vestige.stress.registry import AttackTarget, weights_attacks
-from vestige.writing import STAYS, copy_file, create_bytes
 
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
     from vestige.unlearn.objectives import ChatRow
@@ -79,14 +80,15 @@ def write_untaught(file: Path, taught: frozenset[str], target: Path) -> None:
     if not rows:
         raise UserError(f"{file}: held-out relearning needs rows that are not taught; every other forget row is.")
     lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
-    create_bytes(target, ("\n".join(lines) + "\n").encode())
+    write_file(target, ("\n".join(lines) + "\n").encode())
 
 
 def measured_half(data: Path, folder: Path, taught: frozenset[str] | None = None) -> Path:
     """Fills a new folder like the user's, with only those forget rows that a held-out lesson does not teach."""
+    make_directory(folder)
     for file in data.iterdir():
-        if file.is_file() and not file.name.startswith("forget.") and file.name not in STAYS:
-            copy_file(file, folder / file.name)
+        if file.is_file() and not file.name.startswith("forget."):
+            shutil.copyfile(file, folder / file.name)
     write_untaught(rows_file(data, "forget"), taught_keys(data) if taught is None else taught, folder / "forget.jsonl")
     return folder
 
@@ -105,7 +107,7 @@ def attack_weights(
         said = {"attack": kind, "settings": dict(attacked.settings), "notes": list(attacked.notes)}
         made_of = {"name": args.path, "fingerprint": fingerprint(args)}
         body = {**said, "model": made_of, "versions": versions()}
-        create_bytes(place / RECORD, json.dumps(body, indent=2, default=str).encode())
+        write_file(place / RECORD, json.dumps(body, indent=2, default=str).encode())
     return attacked
 
 

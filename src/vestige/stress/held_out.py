@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.installing import place_new, scratch
+from vestige.io import make_directory
 from vestige.models.fingerprint import digests
+from vestige.runs.directory import install, scratch
 from vestige.stress.copies import measured_half, taught_keys, write_untaught
 from vestige.types import content_key
 
@@ -33,15 +34,17 @@ def _content(places: Sequence[Path]) -> list[str]:
 
 
 def write_held(suites: Mapping[str, Mapping[str, Any]], teaching: Path, held: Mapping[str, str]) -> None:
-    """Writes what is not there yet. Another shard may do so at the same time: a rename decides, and both are alike."""
+    """Writes what is not there yet. Another shard may do so at the same time: both are alike."""
     taught = taught_keys(teaching)
     for name, where in held.items():
         target, data = Path(where), Path(str(suites[name]["data"])).expanduser()
         if target.exists():
             continue
+        make_directory(target.parent)
         with scratch(target.parent) as made:
             if data.is_dir():
                 measured_half(data, made / target.name, taught)
             else:
                 write_untaught(data, taught, made / target.name)
-            place_new(made / target.name, target)
+            if not target.exists():
+                install(made / target.name, target)

@@ -12,6 +12,7 @@ budget. Callers: stress/flags.py, lab/demo_report.py.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,22 +24,28 @@ from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import plugin_digests
 from vestige.isolation import DiedError, isolated
 from vestige.models.quantised import check_low_precision
 from vestige.numeric import counted, number
-from vestige.ownership import permit
+from vestige.runs.directory import (
+    RunDirectory,
+    install,
+    open_run,
+    refuse_input_in_output,
+    scratch,
+    write_bytes,
+)
+from vestige.runs.manifest import MANIFEST, manifest
+from vestige.secrets import masked
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import table
-from vestige.store.directories import MANIFEST, begin, seal, write_manifest, writing
 from vestige.store.evidence import FORMATS
 from vestige.store.files import write_json
 from vestige.stress.copies import AttackLesson, attack_weights, measured_half
 from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, attack_named
 from vestige.stress.robustness import relearning_r
 from vestige.suites.spec import MetricSpec
-from vestige.writing import claim, copy_file, keep_apart, write_bytes
 
 DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "forget_secrets_said")
 ATTACKED_DATA = ("forget", "holdout")  # both, so that membership attacks compare rows asked alike
@@ -100,13 +107,12 @@ def stress(ask: Stress) -> list[AttackRow]:
             for budget in _budgets(ask, record.name):
                 record.check(record.settings_for(ask, budget))
     _keep_apart(ask)
-    with writing(ask.out):
-        return _stress(ask)
+    with open_run(ask.out, "stress") as run:
+        return _stress(ask, run)
 
 
-def _stress(ask: Stress) -> list[AttackRow]:
-    begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/", MANIFEST])
-    _permit_kept(ask)
+def _stress(ask: Stress, run: RunDirectory) -> list[AttackRow]:
+    run.begin(["stress.json", "data/", "evals/", "checkpoints/", *_kept_checkpoints(ask)])
     measured = replace(ask, data=_measured(ask) if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
     check_precision(ask.attacks, ask.settings.get("device"))
@@ -132,8 +138,7 @@ def _stress(ask: Stress) -> list[AttackRow]:
     if ask.settings.get("plugins"):
         body["plugins"] = plugin_digests(ask.settings["plugins"])
     write_json(ask.out / "stress.json", body)
-    write_manifest(ask.out, "stress", _described(ask), attacks=facts)
-    seal(ask.out, "stress")
+    run.finish(manifest("stress", masked(_described(ask)), attacks=facts))
     return rows
 
 
@@ -162,15 +167,19 @@ def plan_words(ask: Stress) -> str:
 def _keep_apart(ask: Stress) -> None:
     asked = {"data": ask.held_out, "checkpoints": ask.keep}
     written = ["stress.json", MANIFEST, "evals", *(name for name, wanted in asked.items() if wanted)]
-    keep_apart(ask.out, {"--model": ask.model, "--retain-model": ask.retain_model, "--data": ask.data}, written)
+    inputs = {"--model": ask.model, "--retain-model": ask.retain_model, "--data": ask.data}
+    refuse_input_in_output(ask.out, inputs, written)
 
 
-def _permit_kept(ask: Stress) -> None:
-    """Somebody else's checkpoint where a kept one would go is found before the work, not after it."""
-    if ask.keep:
-        folders = [p for who in ("model", "retain") for p in (ask.out / "checkpoints" / who).glob("*") if p.is_dir()]
-        wanted = {f"{attack}-{budget:g}" for attack in ask.attacks for budget in _budgets(ask, attack)}
-        permit(*(p for folder in folders if folder.name in wanted for p in folder.iterdir() if not p.is_dir()))
+def _kept_checkpoints(ask: Stress) -> list[str]:
+    """Folders of the checkpoints to keep; somebody else's weights there are found before the work, not after it."""
+    names = []
+    for who in ("model", "retain") if ask.keep else ():
+        for attack in ask.attacks:
+            for budget in _budgets(ask, attack):
+                folder = f"checkpoints/{who}/{attack}-{budget:g}"
+                names += [f"{folder}/", f"{folder}/config.json", f"{folder}/model.safetensors"]
+    return names
 
 
 def _measured(ask: Stress) -> Path:
@@ -241,7 +250,7 @@ class AttackSubject:
         given, place = self.ask.collected.get(self.who), run.output_dir / "evidence"
         if given is None or place.is_dir() or run.overwrite:
             return
-        with writing(run.output_dir):
+        with open_run(run.output_dir, "eval", ["evidence/"]):
             for file in sorted(f for kind in FORMATS for f in (given / "evidence").glob(f"{kind}-*") if f.is_file()):
                 write_bytes(place / file.name, file.read_bytes())
 
@@ -262,7 +271,6 @@ class AttackSubject:
         try:
             return isolated(self._attack_copy, record, budget)
         except DiedError as died:
-            claim(self.ask.out)  # removes what the child left half done
             return self.row(record.name, budget, {}, reason=str(died))
 
     def _attack_copy(self, record: WeightsAttack, budget: float) -> AttackRow:
@@ -312,9 +320,7 @@ def taken_over(ask: Stress, described: Mapping[str, Any]) -> Iterator[AttackRow]
         what = ", ".join(differ) or "model"
         raise UserError(f"{ask.control} did not attack {ask.retain_model} as asked here ({what}); leave it out.")
     with scratch(ask.out) as made:
-        for file in sorted((ask.control / "evals" / "model").rglob("*")):
-            if file.is_file():
-                copy_file(file, made / file.relative_to(ask.control / "evals" / "model"))
+        shutil.copytree(ask.control / "evals" / "model", made, dirs_exist_ok=True)
         install(made, ask.out / "evals" / "retain")
     yield from (AttackRow(**{**row, "model": "retain"}) for row in theirs["rows"] if row["model"] == "model")
 
@@ -375,6 +381,4 @@ def draw(rows: Sequence[AttackRow], path: Path, run: Path) -> list[Path]:
         metric = next(iter(mine[0].values))
         figure = recovery_curve(plain, attack, metric, attack_named(attack).unit)
         out.append(save(figure, path.with_stem(f"{path.stem}_{attack}")))
-    if any(picture.resolve().is_relative_to(run.resolve()) for picture in out):
-        seal(run, "stress")  # pictures inside the run belong to it
     return out

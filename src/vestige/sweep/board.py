@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from vestige.runs.directory import append_to
 from vestige.secrets import hide
 from vestige.show.tables import table
 from vestige.sweep.pool import TaskState, shown
 from vestige.sweep.tasks import Task
-from vestige.writing import append_to
 
 MARKS = {"waiting": "again", "running": "start", "done": "done", "failed": "FAILED", "blocked": "BLOCKED"}
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from vestige.errors import UserError, is_ours, named
 from vestige.models.args import ModelArgs
+from vestige.runs.directory import remove_run
 from vestige.sweep.pool import TaskState
 from vestige.sweep.tasks import Task, check_space, checkpoints_of, is_done
-from vestige.writing import remove_all
 
 OVER = ("done", "failed", "blocked")
 
@@ -63,7 +63,7 @@ class Cleaner:
         for task in tasks:
             if task.kind == "attack" and not keep_attacked:
                 users = {task.id, *(t.id for t in tasks if task.id in t.needs)}
-                self.jobs.append((users, lambda place=task.out: remove_all(Path(place))))  # type: ignore[misc,arg-type]
+                self.jobs.append((users, lambda place=task.out: remove_run(Path(place))))  # type: ignore[misc,arg-type]
         if clear_cache:
             before = set(hub_cache())
             for path, readers in hub_users(tasks).items():

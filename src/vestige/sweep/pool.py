@@ -19,9 +19,9 @@ from typing import IO, Protocol
 
 from vestige.guard import is_there
 from vestige.isolation import DiedError, ending, isolated
+from vestige.runs.directory import append_to
 from vestige.stress.registry import attack_named
 from vestige.sweep.tasks import Finished, Task, is_done, perform
-from vestige.writing import append_to
 
 LOST_LIMIT = 5  # machines that may die under one task before it counts as failed
 HELD_PAUSE = 1.0  # seconds before a directory that another process writes is looked at again

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vestige.runs.directory import write_bytes
 from vestige.sweep.attacks import PlannedAttack
 from vestige.sweep.graph import make_tasks
 from vestige.sweep.plan import SweepPlan, full_model, run_directory
 from vestige.sweep.tasks import is_done
-from vestige.writing import write_bytes
 
 
 def write_meta(plan: SweepPlan) -> list[Path]:

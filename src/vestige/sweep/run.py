@@ -20,12 +20,21 @@ from typing import Any, Required, TypedDict
 
 from vestige.errors import UserError
 from vestige.guard import below, read_json
+from vestige.io import make_directory
 from vestige.numeric import number
-from vestige.ownership import has_journal, is_ours, ours_below, permit
+from vestige.runs.directory import (
+    is_held,
+    is_listed,
+    listed_files,
+    open_run,
+    refuse_input_in_output,
+    remove,
+    remove_run,
+)
+from vestige.runs.manifest import is_run, kind_in
 from vestige.schema import misfit
 from vestige.show.tables import table
 from vestige.store import kinds
-from vestige.store.directories import held
 from vestige.store.files import write_json
 from vestige.stress.held_out import write_held
 from vestige.sweep.attacks import teaching_data
@@ -36,7 +45,6 @@ from vestige.sweep.plan import SweepPlan, spared
 from vestige.sweep.pool import Drive, Executor, ProcessPool, SameProcess, TaskState
 from vestige.sweep.pools import write_meta
 from vestige.sweep.tasks import Task, check_space, is_done
-from vestige.writing import claim, keep_apart, remove, remove_all
 
 MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
 POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
@@ -68,8 +76,17 @@ def sweep(plan: SweepPlan, how: How) -> int:
         raise UserError(f"--start-idx {how.start} --end-idx {how.end} holds none of the plan's {count} models.")
     check_space(plan.out, plan.free_space)
     _keep_apart(plan)
-    claim(plan.out)  # other shards may be at work there
-    permit(plan.out / "sweep.json", plan.out / "sweep.log", plan.out / "axes.yaml")
+    for folder in ("tasks", "logs"):  # where users' files may be, too, so that ours are listed one by one
+        make_directory(plan.out / folder)
+    named = [file for task in tasks for file in (_note_file(plan, task.id), Path(task.log))]
+    names = [file.relative_to(plan.out).as_posix() for file in named]
+    with open_run(plan.out, "sweep", ["sweep.json", "sweep.log", "axes.yaml", *names], shared=True) as run:
+        status = _sweep(plan, how, tasks, slots)
+        run.finish()
+    return status
+
+
+def _sweep(plan: SweepPlan, how: How, tasks: list[Task], slots: int) -> int:
     _hold_out(plan)
     retries = plan.retries if how.retries is None else how.retries
     cleaner = Cleaner(tasks, plan.keep_attacked, plan.clear_cache)
@@ -207,7 +224,7 @@ def listing(plan: SweepPlan) -> str:
     """The plan's tasks and where they stand, from disk."""
     tasks = collect(plan)["tasks"]
     rows = [[t["id"], t["status"], f"{t['seconds']:.1f} s" if t["seconds"] else "-", t["run"]] for t in tasks]
-    rows = [[r[0], "running" if held(Path(r[3])) else r[1], *r[2:]] for r in rows]
+    rows = [[r[0], "running" if is_held(Path(r[3])) else r[1], *r[2:]] for r in rows]
     return table(rows, ["task", "status", "time", "where"], [2])
 
 
@@ -225,7 +242,7 @@ def meta_files(plan: SweepPlan) -> str:
 def clean(plan: SweepPlan, everything: bool) -> str:
     """Removes runs that the plan no longer names, attacked copies left behind and their logs; or all the sweep made.
 
-    Of each directory only what its journal or its seal lists; what somebody else put there stays.
+    Of each directory only what its manifest lists; what somebody else put there stays.
     """
     tasks = make_tasks(plan)
     wanted = set() if everything else {Path(t.out) for t in tasks if t.kind != "attack" or plan.keep_attacked}
@@ -234,17 +251,20 @@ def clean(plan: SweepPlan, everything: bool) -> str:
     found = [p for pattern in places for p in plan.out.glob(pattern) if p.is_dir() or p.parent.name == "held_out"]
     if strays := [p for p in found if p.is_symlink() or not below(p, plan.out)]:
         raise UserError(f"{strays[0]} leads out of {plan.out} through a link; nothing was removed.")
-    if not has_journal(plan.out):
+    if kind_in(plan.out) != "sweep":
         raise UserError(f"{plan.out} holds nothing that a sweep made; nothing was removed.")
     gone = [p for p in found if p not in wanted and _is_made(p)]
     for place in gone:
-        if held(place):
+        if is_held(place):
             raise UserError(f"{place} is being written by another process; nothing was removed.")
-    inside = [f for place in gone for f in ([place] if place.is_file() else ours_below(place))]
-    size = sum(f.stat().st_size for f in inside if f.is_file())
+    size = 0
     for place in gone:
-        remove(place) if place.is_file() else remove_all(place)
+        files = [place] if place.is_file() else listed_files(place)
+        size += sum(file.stat().st_size for file in files)
+        remove_run(place) if is_run(place) else remove(*files)
     remove(*_files_of(plan, tasks, everything))
+    if everything:
+        remove_run(plan.out)
     left = [p for p in gone if p.exists()]
     lines = [f"removed {p}" if p not in left else f"removed what vestige wrote in {p}; the rest stays" for p in gone]
     return "\n".join([*lines, f"{len(gone)} directories, {size / 2**20:.1f} MB"])
@@ -253,8 +273,8 @@ def clean(plan: SweepPlan, everything: bool) -> str:
 def _is_made(place: Path) -> bool:
     """Whether a sweep made it, wholly or in part."""
     if place.is_file():
-        return is_ours(place)
-    return bool(ours_below(place))
+        return is_listed(place)
+    return is_run(place) or bool(listed_files(place))
 
 
 def _files_of(plan: SweepPlan, tasks: list[Task], everything: bool) -> list[Path]:
@@ -275,4 +295,4 @@ def _keep_apart(plan: SweepPlan) -> None:
     inputs |= {
         f"{key} of suite {name}": flags.get(key) for name, flags in plan.suites.items() for key in ("data", "full")
     }
-    keep_apart(plan.out, inputs, ["runs", "attacked", "s1", "held_out", "tasks", "logs"])
+    refuse_input_in_output(plan.out, inputs, ["runs", "attacked", "s1", "held_out", "tasks", "logs"])

@@ -21,16 +21,15 @@ from typing import Any, TypedDict
 
 from vestige.errors import UserError, mishaps_said
 from vestige.guard import read_json
-from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
 from vestige.models.quantised import check_low_precision
-from vestige.ownership import ours_below
+from vestige.runs.directory import HeldError, append_to, install, open_run, remove, scratch
+from vestige.runs.manifest import is_whole, kind_in
 from vestige.schema import misfit
 from vestige.secrets import Hiding, hide, note_tree
-from vestige.store.directories import HeldError, add, is_whole, writing
 from vestige.store.files import write_json
 from vestige.stress.copies import AttackLesson, attack_weights, rows_file, settings_of
 from vestige.stress.registry import ATTACKS as ATTACKS  # where plug-ins have found it
@@ -45,7 +44,6 @@ from vestige.sweep.keys import (
     served_parts,
 )
 from vestige.types import content_key
-from vestige.writing import append_to, remove
 
 NOTE = "sweep_task.json"  # beside the results (or in the attacked copy): the key of the task that wrote them
 
@@ -196,7 +194,7 @@ def _identities(task: Task) -> list[str]:
 
 
 def _config(task: Task) -> dict[str, Any]:
-    from vestige.store.directories import config_json
+    from vestige.runs.manifest import config_json
 
     return config_json(_run(task).describe())
 
@@ -293,13 +291,14 @@ def _unsign(task: Task) -> None:
 
 
 def _sign(task: Task, key: str) -> None:
-    """The task's note beside its results, as one more file of the sealed run."""
-    with writing(Path(task.out)):
+    """The task's note beside its results, as one more file of the finished run."""
+    out = Path(task.out)
+    with open_run(out, kind_in(out) or "eval", [NOTE]) as run:
         # A report reads the attack: a sweep that was killed has no sweep.json to say which runs are of attacked copies.
         said: dict[str, Any] = {"settings": settings} if (settings := _settings(task)) else {}
         said |= {"attack_facts": attack_named(task.how["attack"]).facts()} if task.attack else {}
         write_json(Path(task.out) / NOTE, {"id": task.id, "key": key, "attack": task.attack, **said})
-        add(Path(task.out), NOTE)
+        run.finish()
 
 
 def _settings(task: Task) -> dict[str, Any]:
@@ -324,12 +323,13 @@ def _measure_depth(task: Task) -> None:
 
 def _make_attacked(task: Task) -> None:
     out = Path(task.out)
-    with writing(out):
-        remove(out / NOTE, *ours_below(checkpoint(task)))
+    with open_run(out, "attack", [NOTE, f"{checkpoint(task).name}/"]) as run:
+        remove(out / NOTE)
         with scratch(out) as made:
             _attack(task, made / checkpoint(task).name)
             install(made / checkpoint(task).name, checkpoint(task))
         write_json(out / NOTE, {"id": task.id, "key": task_key(task)})
+        run.finish()
 
 
 def _attack(task: Task, target: Path) -> None:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vestige.writing import written_by
+from vestige.io import replacing
 
 WORK = "work.pt"  # beside what the Trainer keeps of itself
 
@@ -38,7 +37,8 @@ def last_checkpoint(place: Path | None) -> Path | None:
 
 def save_work(checkpoint: Path, state: Mapping[str, Any]) -> None:
     kept = {**state, "threads": torch.get_num_threads(), "instructions": _instructions()}
-    written_by(checkpoint / WORK, partial(torch.save, kept))
+    with replacing(checkpoint / WORK) as half:
+        torch.save(kept, half)
 
 
 def load_work(checkpoint: Path) -> dict[str, Any]:

@@ -23,27 +23,26 @@ from vestige.data.datasets import make_context
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
 from vestige.errors import UserError
-from vestige.installing import hand_over, install, scratch, workshop
+from vestige.guard import read_json
 from vestige.integrations.plugin_files import plugin_digests
 from vestige.models.load import LoadedModel, load_model
 from vestige.models.quantised import cpu_setting
-from vestige.ownership import pass_over, permit
+from vestige.runs.directory import (
+    RunDirectory,
+    delete,
+    install,
+    is_listed,
+    not_ours,
+    open_run,
+    refuse_input_in_output,
+)
+from vestige.runs.manifest import manifest, versions
 from vestige.secrets import masked
 from vestige.show.progress import Bar
-from vestige.store.directories import (
-    MANIFEST,
-    SEAL,
-    contents,
-    manifest,
-    refuse_other_kind,
-    seal,
-    writing,
-)
-from vestige.store.files import versions, write_json
+from vestige.store.files import write_json
 from vestige.types import content_key
 from vestige.unlearn.config import TrainConfig, recipe_of, rule_of
 from vestige.unlearn.rows import RowReading, TrainingRows, read_training_rows
-from vestige.writing import keep_apart
 
 if TYPE_CHECKING:
     from vestige.unlearn.trainer import Trained
@@ -78,23 +77,31 @@ class TrainOutcome:
 
 
 def run_training(config: TrainConfig) -> TrainOutcome:
-    """Trains in a folder beside the results, which outlives this process if it is killed."""
+    """Trains in a folder of the output directory, which outlives this process if it is killed."""
     started = time.perf_counter()
     recipe_of(config)
-    keep_apart(config.output_dir, _inputs(config))
-    with writing(config.output_dir):
-        _check_place(config)
+    refuse_input_in_output(config.output_dir, _inputs(config))
+    with open_run(config.output_dir, "train") as run:
+        _check_place(config, run)
         loaded = load_model(model_args(config))  # type: ignore[arg-type]
         notes = list(loaded.notes)
         rows = _read(config, loaded, notes)
-        with workshop(config.output_dir, _key(config, loaded, rows)) as shop:
-            callback = watching(config, loaded, shop)
-            trained = _trained(config, loaded, rows, shop, callback)
-            record = _record(config, loaded, rows, trained, notes) | _looks(config, callback)
-            record = masked(record | {"seconds": round(time.perf_counter() - started, 2)})
-            _finish(config, loaded, record, shop)
-        pass_over(config.output_dir, contents(config.output_dir)[0])
-    return TrainOutcome(config.output_dir, record, [*notes, *trained.notes])
+        with run.workspace(_key(config, loaded, rows)) as shop:
+            result = shop / RESULT
+            if not result.is_dir():  # else a process was killed while it moved the result into place
+                callback = watching(config, loaded, shop)
+                trained = _trained(config, loaded, rows, shop, callback)
+                notes += trained.notes
+                record = _record(config, loaded, rows, trained, notes) | _looks(config, callback)
+                record = masked(record | {"seconds": round(time.perf_counter() - started, 2)})
+                _complete(loaded, record, shop)
+            where = result if (result / RECORD).is_file() else config.output_dir
+            record = read_json(where / RECORD)
+            run.begin()
+            install(result, config.output_dir, last=RECORD)
+            facts = {k: record[k] for k in ("model", "data", "seconds", "notes")}
+            run.finish(manifest("train", record["config"], mode=config.mode, **facts))
+    return TrainOutcome(config.output_dir, record, notes)
 
 
 def _key(config: TrainConfig, loaded: LoadedModel, rows: Mapping[str, TrainingRows]) -> str:
@@ -131,18 +138,18 @@ def _trained(
         return train(loaded, lesson, shop, recipe_of(config), watch)
 
 
-def _finish(config: TrainConfig, loaded: LoadedModel, record: dict[str, Any], shop: Path) -> None:
-    """Everything that belongs to the result, moved over earlier ones when it is whole."""
+def _complete(loaded: LoadedModel, record: Mapping[str, Any], shop: Path) -> None:
+    """Everything that belongs to the result in one folder, which is there when it is whole."""
     from vestige.unlearn.trainer import save_model
 
-    with scratch(config.output_dir) as made:
-        hand_over(shop, made, "evals", "best", "runs")  # evaluations, the best checkpoint, TensorBoard's files
-        save_model(loaded, made)
-        write_json(made / RECORD, record)
-        facts = {k: record[k] for k in ("model", "data", "seconds", "notes")}
-        write_json(made / MANIFEST, manifest("train", record["config"], mode=config.mode, **facts))
-        seal(made, "train")  # moved with the rest: what is installed is sealed
-        install(made, config.output_dir, last=RECORD, patient=True)
+    made = shop / "unfinished"
+    delete(made)
+    save_model(loaded, made)
+    write_json(made / RECORD, record)
+    for name in ("evals", "best", "runs"):  # evaluations, the best checkpoint, TensorBoard's files
+        if (shop / name).is_dir():
+            (shop / name).rename(made / name)
+    made.rename(shop / RESULT)
 
 
 def _record(
@@ -161,16 +168,16 @@ def _record(
         "seconds": 0.0,
         "versions": versions(),
         **({"plugins": plugin_digests(config.plugins)} if config.plugins else {}),
-        "notes": [*notes, *trained.notes],
+        "notes": notes,
     }
 
 
-RECORD = "training.json"
+RECORD, RESULT = "training.json", "result"
 WEIGHTS = ("model*.safetensors*", "adapter_model*", "adapter_config.json", "config.json", RECORD)
 # What else the libraries write, as far as it is known beforehand.
 BESIDE = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-    "vocab.*", "merges.txt", "*.model", MANIFEST, SEAL,
+    "vocab.*", "merges.txt", "*.model",
 )  # fmt: skip
 
 
@@ -185,17 +192,19 @@ def _inputs(config: TrainConfig) -> dict[str, Any]:
     return {"--model": model, "--tokenizer": tokenizer, **rows}
 
 
-def _check_place(config: TrainConfig) -> None:
+def _check_place(config: TrainConfig, run: RunDirectory) -> None:
     """An old checkpoint is not trained over by accident, and one that is not ours not at all. Nothing is removed."""
     out = config.output_dir
-    refuse_other_kind(out, "train")
     old = [path for pattern in WEIGHTS for path in out.glob(pattern)]
-    if old and not config.overwrite:
+    if old and not config.overwrite and run.state != "unfinished":
         raise UserError(f"{out} already holds a checkpoint; choose another place (--out DIR) or add --overwrite.")
     places = [out, *([out / "best"] if config.best else [])]
-    permit(*(path for place in places for pattern in (*WEIGHTS, *BESIDE) for path in place.glob(pattern)))
+    foreign = [path for place in places for pattern in (*WEIGHTS, *BESIDE) for path in place.glob(pattern)]
     if config.evaluation is not None:
-        permit(*(path for folder in out.glob("evals/epoch-*") for path in folder.glob("*.json")))
+        foreign += [path for folder in out.glob("evals/epoch-*") for path in folder.glob("*.json")]
+    for path in foreign:
+        if path.is_symlink() or not is_listed(path):
+            raise not_ours(path)
 
 
 def _read(config: TrainConfig, loaded: LoadedModel, notes: list[str]) -> dict[str, TrainingRows]:
@@ -227,7 +236,16 @@ def watching(config: TrainConfig, loaded: LoadedModel, place: Path) -> Callback 
     needs_start = isinstance(rule, str)  # it compares with the model before
     plan = WatchPlan("epoch", at_start=bool(config.args.get("eval_on_start")) or needs_start, raises=True)
     callback = Callback.of(run, place / "evals", settings, plan, loaded.tokenizer)
-    callback.on_best = lambda model: save_model(replace(loaded, model=model), place / "best")
+
+    def save_best(model: Any) -> None:
+        """Whole before it replaces the one before."""
+        made = place / "best-unfinished"
+        delete(made)
+        save_model(replace(loaded, model=model), made)
+        delete(place / "best")
+        made.rename(place / "best")
+
+    callback.on_best = save_best
     return callback
 
 

@@ -24,7 +24,6 @@ from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
 
 from vestige.errors import UserError, how_to_install
-from vestige.installing import save_pretrained
 from vestige.models.checks import tensor_names
 from vestige.models.diffusion import refuse_copy
 from vestige.models.families import save_published
@@ -145,7 +144,8 @@ def save_model(loaded: LoadedModel, directory: Path) -> None:
         if loaded.origin is not None:
             save_published(loaded.model, loaded.origin, directory)
             return
-        save_pretrained(directory, loaded.model, loaded.tokenizer)
+        loaded.model.save_pretrained(directory)
+        loaded.tokenizer.save_pretrained(directory)
 
 
 @contextmanager

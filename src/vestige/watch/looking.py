@@ -26,6 +26,7 @@ from vestige.integrations.undisturbed import undisturbed
 from vestige.metrics.cards import direction_of
 from vestige.models.load import wrap_model
 from vestige.numeric import mean, number
+from vestige.runs.directory import open_run, remove_run, temporary, write_bytes
 from vestige.show.progress import hushed
 from vestige.store.files import read_ours
 from vestige.store.forms import WatchForm
@@ -33,7 +34,6 @@ from vestige.suites.spec import MetricSpec
 from vestige.verdict.best import Gauge, Rank, Rule, RunMoment, better, ranked, rule_named
 from vestige.verdict.facts import UTILITY
 from vestige.verdict.judge import JudgeAsk, judge_runs
-from vestige.writing import remove_all, temporary, write_bytes
 
 CURVE = "watch.json"
 PREFIX = "vestige/"
@@ -298,7 +298,7 @@ class Looking:
         kept = {look.step for look in self.looks[-newest:]} | {0} | ({best.step} if best else set())
         for n, look in enumerate(self.looks):
             if look.step not in kept and look.directory:
-                remove_all(self.out / look.directory)
+                remove_run(self.out / look.directory)
                 self.looks[n] = replace(look, directory="")
 
     def _write(self) -> None:
@@ -314,7 +314,9 @@ class Looking:
             "best": best.step if best else None,
             "looks": [look.to_json() for look in self.looks],
         }
-        write_bytes(self.out / CURVE, (json.dumps(body, indent=1) + "\n").encode())
+        with open_run(self.out, "watch", [CURVE]) as directory:
+            write_bytes(self.out / CURVE, (json.dumps(body, indent=1) + "\n").encode())
+            directory.finish()
 
 
 def _of_forget_rows(spec: MetricSpec) -> bool:

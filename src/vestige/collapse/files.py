@@ -73,7 +73,8 @@ def write(ask: CollapseAsk, report: CollapseReport, rows: RolloutRows) -> dict[s
         from vestige.show.figures import collapse_curves, save
 
         try:
-            report.files.append(save(collapse_curves(_points(report)), out / "collapse.png", dpi=110))
+            figure = collapse_curves(_points(report))
+            report.files.append(save(figure, out / "collapse.png", dpi=110, named=False))
         except UserError as error:  # no matplotlib: the numbers are there all the same
             report.note(str(error))
     return manifest("collapse", masked(_described(ask)), models=_models(report), notes=report.notes)

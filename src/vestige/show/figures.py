@@ -42,10 +42,11 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: str | Path, dpi: int = 160, width: float | None = None) -> Path:
+def save(figure: Figure, path: str | Path, dpi: int = 160, width: float | None = None, named: bool = True) -> Path:
     """Writes the figure; the name's ending says which kind of file.
 
     `width` in inches, for a column of a paper: the height keeps its proportion, letters keep their size in points.
+    `named`: the user named the file; it is none of a run's own.
     """
     import matplotlib
 
@@ -62,7 +63,7 @@ def save(figure: Figure, path: str | Path, dpi: int = 160, width: float | None =
             text.set_fontsize(min(text.get_fontsize(), PRINTED))  # type: ignore[attr-defined]
     metadata = {"Date": None} if kind == "svg" else None
     with matplotlib.rc_context(settings):
-        return written_by(out, figure.savefig, named=True, dpi=dpi, metadata=metadata)
+        return written_by(out, figure.savefig, named=named, dpi=dpi, metadata=metadata)
 
 
 def style_axes(axes: Axes, grid: str = "both") -> None:
@@ -358,13 +359,14 @@ def _layer_ticks(summary: Mapping[str, Any]) -> tuple[list[int], list[str]]:
 def draw_depth(directory: Path, summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> list[Path]:
     """The three figures of a depth run; the tokens are those of the example with the middle score."""
     out = [
-        save(layer_profile(summary), directory / "layer_profile.svg"),
-        save(layer_examples(summary, records), directory / "heat_map.svg"),
+        save(layer_profile(summary), directory / "layer_profile.svg", named=False),
+        save(layer_examples(summary, records), directory / "heat_map.svg", named=False),
     ]
     scored = [r for r in records if r["uds"] is not None and r["token_logprobs"]["s1"] is not None]
     scored.sort(key=lambda r: r["uds"])
     if scored:
-        out.append(save(layer_tokens(summary, scored[len(scored) // 2]), directory / "tokens.svg"))
+        middle = scored[len(scored) // 2]
+        out.append(save(layer_tokens(summary, middle), directory / "tokens.svg", named=False))
     return out
 
 

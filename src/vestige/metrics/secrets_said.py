@@ -1,7 +1,7 @@
 """A row's secret and whether a text says it; how much a text repeats itself.
 
 In: rows of data, and texts a model wrote. Out: the secret of a row (the fact a model must not say), where texts say
-it, and a share of repeated word pairs. Callers: suites/handlers/texts.py, stress/leak.py, report/rows_part.py.
+it, and a share of repeated word pairs. Callers: suites/handlers/texts.py, stress/leak.py, report/rows.py.
 
 **The secret** is what a row's `entity` column holds: a text, or a list of texts of which each gives the fact away.
 Without it the secret is looked for in the row: what answer and paraphrase share, and question and wrong answers lack.

@@ -162,7 +162,11 @@ def meta_evaluation(data: Json, models: Sequence[ReportModel], source: str) -> J
     labels = {str(metric["key"]): metric for metric in data.get("metrics") or []}
     keys = list(dict.fromkeys([*labels, *data["faithfulness"], *data["robustness"]]))
     unlearned = [model for model in models if model.role == "unlearned"]
-    states = {key: found for key in keys if (found := _states(data, key, models))}
+    states = {}
+    for key in keys:
+        before_and_after = _states(data, key, models)
+        if before_and_after:
+            states[key] = before_and_after
     return {
         "rule": next((r["rule"] for r in data["robustness"].values() if r.get("rule")), "symmetric"),
         "least_utility": UTILITY_FILTER,

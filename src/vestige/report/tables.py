@@ -83,7 +83,11 @@ def _best(report: Json, column: str) -> float | None:
     if len(known) < 2:
         return None
     if about.get("knows") and about["group"] not in ("axis", "part"):
-        far = [(abs(v - aim), v) for model, v in known if (aim := _aim(report, model, column)) is not None]
+        far = []
+        for model, v in known:
+            aim = _aim(report, model, column)
+            if aim is not None:
+                far.append((abs(v - aim), v))
         return min(far, key=lambda one: one[0])[1] if far else None
     values = [v for _, v in known]
     return {"high": max(values), "low": min(values)}.get(about.get("better"))

@@ -13,9 +13,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,24 +24,20 @@ from vestige.collect.safety import check_tokens
 from vestige.depth.kept import KEPT, score_again
 from vestige.engine import handles
 from vestige.engine.handles import ModelHandle, unquantised
-from vestige.engine.obtain import Collector, _resumable, read_again
 from vestige.errors import UserError
 from vestige.io import DamagedError
 from vestige.models import fingerprint as fingerprints
 from vestige.models.args import ModelArgs
 from vestige.models.tokenizer import pipeline_key, special_ids
 from vestige.runs.directory import open_run, write_bytes
+from vestige.runs.evidence import EvidenceFolder
 from vestige.runs.manifest import read_run
 from vestige.store import archive
-from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.files import read_packed, write_packed
-from vestige.store.formats import FORMATS, Altered
-from vestige.store.trust import Settling, disagreement
 from vestige.sweep import keys as task_keys
 from vestige.sweep.keys import checkpoint_parts, harness_part
 from vestige.sweep.tasks import Task, checkpoints_of, is_done, perform, task_key
-from vestige.types import Prompt, Text, TokenStats, stats
-from vestige.wants import Decoding, Request
+from vestige.types import TokenStats
 
 
 @pytest.fixture(scope="module")
@@ -180,140 +174,6 @@ def test_a_depth_task_reads_three_checkpoints() -> None:
     assert checkpoints_of(replace(task, kind="eval")) == ["U"]
 
 
-# ---- banks ----------------------------------------------------------------------------------------------------------
-
-
-def test_parts_are_resumed_for_the_same_question_and_kept_for_another(tmp_path: Path) -> None:
-    bank = Bank[float](tmp_path, "gradients", "x")
-    assert bank.begin(["a", "b"], {"rows": 2}) == {}
-    bank.add_part({"a": 1.0})
-    assert Bank[float](tmp_path, "gradients", "x").begin(["b", "a"], {"rows": 2}) == {"a": 1.0}
-    assert bank.begin(["a", "b"], {"rows": 3}) == {}  # other batches: what is there moves into the bank
-    assert bank.load() == {"a": 1.0}
-    bank.add_part({"b": 2.0})
-    assert bank.begin(["c"], {"rows": 3}) == {} and bank.load() == {"a": 1.0, "b": 2.0}
-
-
-def test_a_bank_grows_and_gives_up_what_it_is_told_to(tmp_path: Path) -> None:
-    bank = Bank[float](tmp_path, "gradients", "x", {"version": 1})
-    bank.merge({"a": 1.0, "b": 2.0})
-    bank.merge({"c": 3.0}, without={"a"})
-    again = Bank[float](tmp_path, "gradients", "x", {"version": 1})
-    assert again.load() == {"b": 2.0, "c": 3.0}
-    assert again.head == {"version": 1, "of": "gradients-x"}
-
-
-def test_what_does_not_say_whose_it_is_is_not_read_unchecked(tmp_path: Path) -> None:
-    bank = Bank[float](tmp_path, "gradients", "x")
-    bank.path.write_bytes(FORMATS["gradients"].dump({"a": 1.0}, {}))
-    assert bank.load() == {}
-
-
-def test_notes_add_up(tmp_path: Path) -> None:
-    remember(tmp_path, "answers-x", ["one"])
-    remember(tmp_path, "answers-x", ["one", "two"])
-    remember(tmp_path, "texts-x", ["three"])
-    assert remarks(tmp_path, "answers-x") == ["one", "two"] and remarks(tmp_path, "texts-x") == ["three"]
-
-
-def stats_of(*logprobs: float) -> TokenStats:
-    n = len(logprobs)
-    numbers, ids = np.asarray(logprobs, np.float32), np.arange(n)
-    return TokenStats(ids, ids + 1, numbers, numbers - 1, numbers + 9, np.arange(n), n)
-
-
-KINDS: dict[str, dict[str, Any]] = {
-    "answers": {"a": stats_of(-1, -2), "b": stats_of(-3), "c": stats_of(-4, -5, -6)},
-    "texts": {"a": Text((1, 2), "some words", 0)},
-    "gradients": {"a": 1.25, "b": 2.5},
-}
-CHANGES = {"answers": None, "texts": (b"some words", b"some wordS"), "gradients": (b"1.25", b"1.75")}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_digest_covers_what_is_kept_and_the_head(kind: str) -> None:
-    data = FORMATS[kind].dump(KINDS[kind], {"of": "mine"})
-    assert FORMATS[kind].load(data)[1] == {"of": "mine"}
-    change = CHANGES[kind]
-    altered = data.replace(*change) if change else data[:-1] + bytes([data[-1] ^ 1])
-    for wrong in (altered, data.replace(b"mine", b"your")):
-        assert wrong != data
-        with pytest.raises(Altered, match="does not fit its digest"):
-            FORMATS[kind].load(wrong)
-
-
-def test_each_answer_comes_back_with_its_own_numbers() -> None:
-    found, _ = FORMATS["answers"].load(FORMATS["answers"].dump(KINDS["answers"], {}))
-    for key, kept in KINDS["answers"].items():
-        assert found[key].logprob.tolist() == kept.logprob.tolist() and found[key].steps == kept.steps
-
-
-def test_an_interrupted_run_repeats_its_own_batches_first(tmp_path: Path) -> None:
-    bank = Bank[float](tmp_path, "gradients", "x")
-    wants = {"c": "C", "a": "A", "b": "B"}
-    assert _resumable(bank, wants, {"rows": 2}) == [["C", "A", "B"]]
-    bank.begin(["a", "b"], {"rows": 2})
-    assert _resumable(bank, wants, {"rows": 2}) == [["A", "B"], ["C"]]
-    assert _resumable(bank, wants, {"rows": 3}) == [["C", "A", "B"]]
-    assert _resumable(bank, {"c": "C", "a": "A"}, {"rows": 2}) == [["C", "A"]]
-
-
-def test_what_a_bank_says_of_its_evidence() -> None:
-    """Texts end where the tokenizer says; a diffusion model also takes its mask from there."""
-    collector: Any = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tiny_tokenizer()))
-    found = {}
-    for diffusion in (False, True):
-        model: Any = SimpleNamespace(made={}, is_diffusion=diffusion)
-        found |= {(kind, diffusion): set(Collector._head(collector, kind, model)) for kind in ("answers", "texts")}
-    assert found == {
-        ("answers", False): {"version"}, ("texts", False): {"version", "tokens"},
-        ("answers", True): {"version", "tokens"}, ("texts", True): {"version", "tokens", "decoder"},
-    }  # fmt: skip
-
-
-# ---- verify, then trust ---------------------------------------------------------------------------------------------
-
-
-def test_a_live_models_answers_to_other_questions_are_dropped(tmp_path: Path) -> None:
-    """They cannot be compared with fresh ones, and the model may have changed since."""
-    bank = Bank[float](tmp_path, "gradients", "x", {"version": 1})
-    bank.merge({"old": 1.0})
-
-    def collect(place: Path, wants: dict[str, Any]) -> None:
-        raise AssertionError("there is nothing to compare")
-
-    Settling(bank, {"new": object()}, collect, True, lambda: "float32").run()
-    assert bank.load() == {}
-
-
-def test_texts_that_a_stop_word_ended_are_generated_again(tmp_path: Path) -> None:
-    bank = Bank[Text](tmp_path, "texts", "x", {"version": 1})
-    requests = [Request(Prompt((1,)), Decoding(stopwords=words)) for words in ((), ("Q:",))]
-    bank.merge({r.key: Text((5,), "old words", 0) for r in requests})
-    encoder: Any = SimpleNamespace(
-        tokenizer=SimpleNamespace(eos_token_id=None), decode=lambda batch: ["new words" for _ in batch]
-    )
-    assert "2 of 2 texts were read again" in read_again(bank, encoder, requests)[0]
-    assert bank.load() == {requests[0].key: Text((5,), "new words", 0)}
-
-
-def test_infinite_log_probabilities_do_not_hide_a_disagreement() -> None:
-    """A model whose code forbids a token gives it -inf: the same infinity twice is agreement, and says nothing more."""
-    forbidden = float("-inf")
-    old = stats(logprob=[-1.0, forbidden], mean=[-5.0, -5.0])
-    assert not disagreement({"a": old}, {"a": stats(logprob=[-1.0, forbidden], mean=[-5.0, -5.0])}, "float32")
-    assert disagreement({"a": old}, {"a": stats(logprob=[-1.0, forbidden], mean=[-5.0, -9.0])}, "float32")
-    assert disagreement({"a": old}, {"a": stats(logprob=[-3.0, forbidden], mean=[-5.0, -5.0])}, "float32")
-    assert disagreement({"a": old}, {"a": stats(logprob=[-1.0, -2.0], mean=[-5.0, -5.0])}, "float32")
-
-
-def test_a_number_beside_nan_is_a_disagreement() -> None:
-    nan = float("nan")
-    assert disagreement({"a": nan}, {"a": 1.0}, "float32") and disagreement({"a": 1.0}, {"a": nan}, "float32")
-    assert not disagreement({"a": nan}, {"a": nan}, "float32")
-    assert disagreement({"a": stats_of(-1, nan)}, {"a": stats_of(-1, -2)}, "float32")
-
-
 # ---- depth made again -----------------------------------------------------------------------------------------------
 
 
@@ -335,10 +195,13 @@ def depth(depth_run: Path, tmp_path: Path) -> Path:
 def test_depth_is_not_scored_of_half_its_examples(depth: Path) -> None:
     assert score_again(depth)
     body = read_packed(depth / "evidence" / KEPT)
-    bank = Bank[TokenStats](depth / "evidence", "patched", body["banks"]["retain"])
-    kept = bank.load_whole()
+    folder: EvidenceFolder[TokenStats] = EvidenceFolder(depth / "evidence", "patched", body["banks"]["retain"])
+    found = folder.load()
     gone = body["examples"][body["order"][-1]]["key"]
-    bank.path.write_bytes(FORMATS["patched"].dump({k: v for k, v in kept.items() if k != gone}, {}))
+    rest = {key: found[key] for key in found if key != gone}
+    for file in folder.path.glob("*.safetensors"):
+        file.unlink()
+    folder.write(rest)
     with pytest.raises(DamagedError, match="examples are missing"):
         score_again(depth)
 

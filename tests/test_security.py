@@ -28,7 +28,7 @@ from vestige.engine.config import compose_runs
 from vestige.errors import UserError
 from vestige.results.imports import import_file
 from vestige.runs.directory import open_run, write_bytes
-from vestige.store.evidence import discard_all
+from vestige.runs.evidence import remove_evidence
 from vestige.store.files import write_json
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
@@ -226,7 +226,7 @@ def test_writing_neither_replaces_nor_follows_links(tmp_path: Path) -> None:
     (run / "evidence").mkdir()
     (run / "evidence" / "e").symlink_to(secret)
     (run / "evidence" / "d").symlink_to(tmp_path)
-    discard_all(run / "evidence")
+    remove_evidence(run / "evidence")
     assert secret.read_text() == "keep"
 
 

@@ -8,6 +8,7 @@
     evaluate          scores of a checkpoint or of a model in memory
     plan              what that would cost
     load_run          the Result of a finished evaluation
+    read_evidence     what the model predicted for each answer, what it wrote: by content key
     score             a Result by another definition, without a model
     compare_runs      could the differences between runs be chance?
     measure_depth     is it gone from the layers, or only from the answers?
@@ -43,6 +44,7 @@ if _typing.TYPE_CHECKING:
     from vestige.collapse.detector import CollapseDetector
     from vestige.errors import UserError
     from vestige.integrations.offline import trajectories_from_logits
+    from vestige.runs.evidence import read_evidence
     from vestige.runs.result import Result
     from vestige.watch.callback import Callback
     from vestige.watch.loop import Watch
@@ -64,6 +66,7 @@ __all__ = [
     "measure_collapse",
     "measure_depth",
     "plan",
+    "read_evidence",
     "score",
     "trajectories_from_logits",
 ]
@@ -74,6 +77,7 @@ _ELSEWHERE = {
     "CollapseDetector": "vestige.collapse.detector",
     "Result": "vestige.runs.result",
     "UserError": "vestige.errors",
+    "read_evidence": "vestige.runs.evidence",
     "Watch": "vestige.watch.loop",
     "trajectories_from_logits": "vestige.integrations.offline",
 }

@@ -266,7 +266,7 @@ WAITS = """
 import os, pathlib, time, torch
 
 def wait_with_work_left(module, inputs):
-    if list(pathlib.Path(os.environ["WAIT_IN"]).rglob("*.part-*")):
+    if list(pathlib.Path(os.environ["WAIT_IN"]).rglob("answers-*/*.safetensors")):
         pathlib.Path(os.environ["WAIT_IN"] + ".waits").touch()
         time.sleep(600)
 

@@ -18,9 +18,10 @@ from models_tools import save, tiny_model
 from vestige.cli import main
 from vestige.depth.ask import DepthAsk, ask_from, make_ask, parse_layers
 from vestige.depth.run import depth_run, short_names
-from vestige.engine import patches as patching
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError
+from vestige.runs import patched as patching
+from vestige.runs.evidence import EvidenceFolder
 from vestige.store.files import load_rows
 from vestige.types import stats
 
@@ -115,20 +116,20 @@ def test_s1_is_kept_for_further_models_and_never_stale(tmp_path: Path, monkeypat
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = depth_run(ask(tmp_path / "whole", batch_size=2))[0]
-    add = patching.Bank.add_part
+    write = EvidenceFolder.write
     count = 0
 
-    def stop(self: Any, items: Any) -> None:
+    def stop(self: Any, *batch: Any) -> None:
         nonlocal count
         count += 1
         if count > 5:
             raise KeyboardInterrupt
-        add(self, items)
+        write(self, *batch)
 
-    monkeypatch.setattr(patching.Bank, "add_part", stop)
+    monkeypatch.setattr(EvidenceFolder, "write", stop)
     with pytest.raises(KeyboardInterrupt):
         depth_run(ask(tmp_path / "part", batch_size=2))
-    monkeypatch.setattr(patching.Bank, "add_part", add)
+    monkeypatch.setattr(EvidenceFolder, "write", write)
     resumed = depth_run(ask(tmp_path / "part", batch_size=2))[0]
     assert resumed.summary["cost"]["score_tokens"] < whole.summary["cost"]["score_tokens"]
     for a, b in zip(resumed.examples, whole.examples, strict=True):

@@ -13,9 +13,8 @@ import pytest
 
 from conftest import LAB
 from vestige.cli import main
-from vestige.engine.team import Team
-from vestige.store.evidence import Bank
-from vestige.types import Target, Text
+from vestige.runs.team import Team
+from vestige.types import Target
 
 MODELS, DATA = LAB / "models", LAB / "data"
 EVAL = ["eval", "tofu", "--model", str(MODELS / "unlearned"), "--data", str(DATA), "--limit", "6", "--quiet"]
@@ -55,7 +54,6 @@ def test_two_processes_give_the_numbers_of_one(tmp_path: Path) -> None:
     assert manifest["processes"] == 2
     # Both ran the model, each on its share; what was asked for is counted once.
     assert manifest["cost"]["nodes"] <= 1.3 * read(alone, "manifest.json")["cost"]["nodes"]
-    assert list((together / "evidence").glob("process-*")) == []
 
 
 def test_depth_in_two_processes(tmp_path: Path) -> None:
@@ -81,12 +79,3 @@ def test_shares_are_a_partition_that_keeps_prompts_together() -> None:
     prompts = [{t.ids[:3] for t in share.values()} for share in shares]
     assert not any(a & b for i, a in enumerate(prompts) for b in prompts[i + 1 :])
     assert all(shares)
-
-
-def test_what_a_killed_team_left_is_taken_in(tmp_path: Path) -> None:
-    left: Bank[Text] = Bank(tmp_path / "process-1", "texts", "model")
-    left.begin(["a", "b"], {})
-    left.add_part({"a": Text((1,), "one", 0)})
-    bank = Team().fold(Bank[Text](tmp_path, "texts", "model"))
-    assert bank.load() == {"a": Text((1,), "one", 0)}
-    assert not (tmp_path / "process-1").exists()

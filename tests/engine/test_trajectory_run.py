@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, BertForMaskedLM
 
 from diffusion_tools import save_lab_bert
 from loops import one_test
+from vestige import read_evidence
 from vestige.engine.config import compose_runs
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
@@ -23,7 +24,6 @@ from vestige.metrics.trajectory import follow, in_text_order, window
 from vestige.models.args import ModelArgs
 from vestige.models.load import LoadedModel, load_model
 from vestige.results.rescore import rescore
-from vestige.store.evidence import Bank
 from vestige.store.files import load_rows
 from vestige.types import Trace
 
@@ -91,7 +91,7 @@ def test_every_metric_at_every_step_of_every_trajectory_and_view(finished: Path)
 def test_the_curve_is_the_ordinary_metric_on_the_planes(finished: Path) -> None:
     """Straight from the stored traces, without handlers: the mean over rows of p at each step."""
     manifest = json.loads((finished / "manifest.json").read_text())
-    traces: dict[str, Trace] = Bank[Trace](finished / "evidence", "denoised", manifest["model"]["evidence"]).load()
+    traces: dict[str, Trace] = dict(read_evidence(finished, "denoised"))
     key = manifest["data_of"]["trajectory_metrics"]["probability/TOFU_QA_forget"]
     rows = load_rows(finished / "evidence" / "examples.json.gz")[key]
     curves = []

@@ -19,6 +19,7 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import Entro
 from conftest import LAB
 from gemma_tools import CANVAS, save_gemma, shared_gemma
 from loops import one_test
+from vestige import read_evidence
 from vestige.cli import main
 from vestige.collect.backend import Cost
 from vestige.collect.bound import BoundCollector
@@ -31,7 +32,7 @@ from vestige.models.diffusion import CanvasPredictor, canvas_predictor
 from vestige.models.load import load_model
 from vestige.models.samplers import Pass, Sampled, infill, sample
 from vestige.report.gather import row_traces
-from vestige.store.evidence import Bank
+from vestige.runs.evidence import EvidenceFolder
 from vestige.store.files import load_rows
 from vestige.types import IGNORE, Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising
@@ -210,9 +211,9 @@ def test_fixation_is_the_final_unbroken_run(name: str) -> None:
 
 def test_traces_keep_acceptances_on_disk(tmp_path: Path) -> None:
     found = {str(i): t for i, (_, t) in enumerate(traces(denoising()))}
-    bank: Bank[Trace] = Bank(tmp_path, "denoised", "x")
-    bank.merge(found)
-    for key, trace in bank.load().items():
+    folder: EvidenceFolder[Trace] = EvidenceFolder(tmp_path, "denoised", "x")
+    folder.write(found)
+    for key, trace in folder.load().items():
         for f in fields(Trace):
             np.testing.assert_array_equal(getattr(trace, f.name), getattr(found[key], f.name), err_msg=f.name)
 
@@ -348,8 +349,7 @@ def test_the_run_says_what_generate_says(folder: Path, tmp_path: Path) -> None:
     assert main(["eval", "trajectory-eval", *asked(folder, tmp_path), *more]) == 0
     model = AutoModelForImageTextToText.from_pretrained(folder)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    bank: Bank[Trace] = Bank(tmp_path / "evidence", "denoised", manifest["model"]["evidence"])
-    finals = {tuple(t.final.tolist()) for t in bank.load().values()}
+    finals = {tuple(t.final.tolist()) for t in read_evidence(tmp_path, "denoised").values()}
     stored = load_rows(tmp_path / "evidence" / "examples.json.gz")
     key = manifest["data_of"]["trajectory_metrics"]["probability/TOFU_QA_forget"]
     for row in stored[key].examples:

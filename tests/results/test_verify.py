@@ -24,7 +24,6 @@ from vestige.results.verify import verify
 from vestige.runs.directory import open_run
 from vestige.store import archive
 from vestige.store.archive import extract
-from vestige.store.evidence import Bank, tidy
 
 MODELS = LAB / "models"
 METRICS = "forget_Q_A_Prob,forget_Q_A_ROUGE,forget_quality,mia_gradnorm"
@@ -181,22 +180,11 @@ def test_damaged_evidence_is_collected_again(runs: dict[str, Path], tmp_path: Pa
     shutil.copytree(runs["retain"], run)
     dated = ("manifest.json",)
     before = {p.name: p.read_bytes() for p in files_of(run) if p.name not in dated}
-    for path in (run / "evidence").glob("*-*"):
+    for path in (run / "evidence").glob("*-*/*"):
         path.write_bytes(flipped(path, random.Random(1)))
     assert main(eval_args(MODELS / "retain", run, "--limit", "3", "--quiet", "--metrics", METRICS)) == 0
     assert {p.name: p.read_bytes() for p in files_of(run) if p.name not in dated} == before
     assert not verify(run).findings
-
-
-def test_parts_that_were_folded_are_tidied_up(tmp_path: Path) -> None:
-    """Killed between writing the bank and removing its parts; another question's parts stay."""
-    bank, other = Bank[float](tmp_path, "gradients", "x"), Bank[float](tmp_path, "gradients", "y")
-    for b in (bank, other):
-        b.begin(["a"], {})
-        b.add_part({"a": 1.0})
-    bank.merge({"a": 1.0})
-    tidy(tmp_path)
-    assert not bank.journal.exists() and other.journal.exists() and other.begin(["a"], {}) == {"a": 1.0}
 
 
 # ---- archives -------------------------------------------------------------------------------------------------------

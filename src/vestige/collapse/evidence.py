@@ -1,13 +1,13 @@
-"""Cross matrices from evidence: what a run directory has of a step is read, the rest is scored and kept as it comes.
+"""Cross matrices: what a run directory has of a step is read, the rest is scored and written as it comes.
 
-Comes in: the prompts and the reasonings of a sample. Goes out: log-probabilities of every pair. `collapse/run.py` gives
-it to the detector as its scorer. A bank is named by the model and by the rollouts of one step, an entry by the tokens
-of the pair and the temperature; a batch is one prompt with all reasonings. Settings of the metrics are in neither.
+`Crossing` is the detector's scorer where there is a run directory. A folder is named by the model and by the rollouts
+of one step, an entry by the tokens of the pair and the temperature; a batch is one prompt with all reasonings. Settings
+of the metrics are in neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,16 @@ from vestige.collect.cross import CrossLogProbs, CrossScorer, TokenIds
 from vestige.engine.handles import ModelHandle
 from vestige.errors import reraise_ours
 from vestige.models.fingerprint import COLLECTED
+from vestige.runs.collect import Job, Work, load_or_collect
+from vestige.runs.evidence import EvidenceFolder, StoredEvidence
+from vestige.runs.team import Team
 from vestige.show.progress import Bar
-from vestige.store.evidence import Bank, remarks, remember
-from vestige.store.trust import Settling
 from vestige.types import Array, Target, content_key
 from vestige.wants import CrossWant
 
-Wants = dict[str, CrossWant]
-
 
 def step_key(trajectories: Sequence[Trajectory]) -> str:
-    """A name for the rollouts of a step: samples of them share one bank, other steps have others of bounded size."""
+    """A name for the rollouts of a step: samples of them share one folder, other steps have others of bounded size."""
     pairs = {Target((*turn.x, *turn.z), len(turn.x)).key for t in trajectories for turn in t.valid}
     return content_key(*(key.encode() for key in sorted(pairs)))
 
@@ -52,69 +51,65 @@ class Crossing:
 
     def __call__(self, prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> CrossLogProbs:
         """The matrix of `reasonings` x `prompts`."""
-        names = {(x, z): self._want(x, z) for x in dict.fromkeys(prompts) for z in dict.fromkeys(reasonings)}
-        wants = {want.key: want for want in names.values()}
-        bank = self._bank(self.directory)
-        said = Settling(bank, wants, self._collect, self.model.is_live, lambda: self.model.precision).run()
-        have = bank.load()
-        missing = {key: want for key, want in wants.items() if key not in have}
-        if missing:
-            self._collect(self.directory, missing)
-            have = bank.load()
-        self.model.made = self.model.made or bank.head.get("how", {})
-        self.cost.notes += [n for n in (*remarks(self.directory, bank.stem), *said) if n not in self.cost.notes]
-        found = {pair: have[want.key] for pair, want in names.items()}
-        return CrossLogProbs(tuple(np.stack([found[x, z] for x in prompts]) for z in reasonings))
+        wants = {(x, z): self._want(x, z) for x in dict.fromkeys(prompts) for z in dict.fromkeys(reasonings)}
+        parts = (self.model.identity, self.step, str(COLLECTED["cross"]))
+        identity = content_key(*(part.encode() for part in parts))[:16]
+        folder: EvidenceFolder[Array] = EvidenceFolder(self.directory, "cross", identity)
+        found = self._load_or_collect(folder, list(wants.values()))
+        self.model.made = self.model.made or found.how
+        rows = {pair: found[want.key] for pair, want in wants.items()}
+        return CrossLogProbs(tuple(np.stack([rows[x, z] for x in prompts]) for z in reasonings))
 
     def _want(self, x: TokenIds, z: TokenIds) -> CrossWant:
         return CrossWant(Target((*x, *z), len(x)), self.temperature)
 
-    def _bank(self, place: Path) -> Bank[Array]:
-        made: dict[str, Any] = {"version": COLLECTED["cross"]}
-        if self.model.made:
-            made["how"] = dict(self.model.made)
-        return Bank(place, "cross", content_key(self.model.identity.encode(), self.step.encode())[:16], made)
+    def _load_or_collect(self, folder: EvidenceFolder[Array], wants: Sequence[CrossWant]) -> StoredEvidence[Array]:
+        scorer: CrossScorer | None = None
+        planned: frozenset[str] = frozenset()
 
-    def _collect(self, place: Path, missing: Mapping[str, CrossWant]) -> None:
-        """Every rectangle of missing pairs, kept column by column. An interrupted run goes on where it was."""
-        loaded = self.model.get()
-        bank = self._bank(place)
-        scorer = model_scorer(
-            loaded.model, self.settings, temperature=self.temperature, row_tokens=self.row_tokens, cost=self.cost
-        )
-        before = bank.interrupted()
-        scorer.plain = before is not None and bool(before[1].get("plain"))
+        def settings() -> dict[str, Any]:
+            nonlocal scorer
+            if scorer is None:
+                how = {"temperature": self.temperature, "row_tokens": self.row_tokens, "cost": self.cost}
+                scorer = model_scorer(self.model.get().model, self.settings, **how)
+                # A model that the shared way did not fit in an interrupted run is scored the plain way at once.
+                scorer.plain = any(plan.settings.get("plain") for plan in folder.plans())
+            return {"rows": self.settings.micro_batch_size, "tokens": self.row_tokens, "plain": scorer.plain}
+
+        def run(work: Work) -> Iterator[list[dict[str, Array]]]:
+            nonlocal planned
+            assert scorer is not None
+            planned = frozenset(want.key for want in work.wants)
+            with Bar(self.label, 1, "prompt", self.progress) as bar:
+                scorer.progress = _restarting(bar)
+                for column in self._columns(scorer, work):
+                    yield [column]
+
+        job = Job(run, settings, lambda _: self.model.made)
         while True:
-            how = {"rows": self.settings.micro_batch_size, "tokens": self.row_tokens, "plain": scorer.plain}
-            done = frozenset(bank.begin(list(missing), how))
             try:
-                with Bar(self.label, 1, "prompt", self.progress) as bar:
-                    scorer.progress = _watch(bar)
-                    self._score(bank, scorer, missing, done)
-                bank.finish()
-                return
+                return load_or_collect(wants, [folder], job, [self.model], Team(), self.cost)[0]
             except Exception as error:  # of a model that the shared way does not fit; anything else is raised again
                 reraise_ours(error)
+                if scorer is None:
+                    raise
                 scorer.fall_back(error)
-                bank.discard_parts()  # none of its columns counts
+                folder.remove(planned)  # none of these columns counts
 
-    def _score(
-        self, bank: Bank[Array], scorer: CrossScorer, missing: Mapping[str, CrossWant], done: frozenset[str]
-    ) -> None:
-        for xs, zs in rectangles(missing):
+    def _columns(self, scorer: CrossScorer, work: Work) -> Iterator[dict[str, Array]]:
+        """Prompt by prompt the log-probabilities of its reasonings."""
+        for xs, zs in rectangles(work.wants):
             scorer.check(xs, zs)
             keys = [[self._want(x, z).key for z in zs] for x in xs]
-            whole = frozenset(j for j, column in enumerate(keys) if done.issuperset(column))
-            for j, column in scorer.columns(xs, zs, whole):
-                self.model.check()
-                remember(bank.path.parent, bank.stem, self.cost.notes)
-                bank.add_part(dict(zip(keys[j], column, strict=True)))
+            done = frozenset(j for j, column in enumerate(keys) if work.done.issuperset(column))
+            for j, column in scorer.columns(xs, zs, done):
+                yield dict(zip(keys[j], column, strict=True))
 
 
-def rectangles(missing: Mapping[str, CrossWant]) -> Iterator[tuple[list[TokenIds], list[TokenIds]]]:
-    """Missing pairs as prompts x reasonings: the prompts that lack the same reasonings are scored together."""
+def rectangles(wants: Iterable[CrossWant]) -> Iterator[tuple[list[TokenIds], list[TokenIds]]]:
+    """Pairs as prompts x reasonings: the prompts that have the same reasonings are scored together."""
     by_prompt: dict[TokenIds, set[TokenIds]] = {}
-    for want in missing.values():
+    for want in wants:
         ids, start = want.target.ids, want.target.start
         by_prompt.setdefault(tuple(ids[:start]), set()).add(tuple(ids[start:]))
     groups: dict[frozenset[TokenIds], list[TokenIds]] = {}
@@ -124,7 +119,7 @@ def rectangles(missing: Mapping[str, CrossWant]) -> Iterator[tuple[list[TokenIds
         yield xs, sorted(zs)
 
 
-def _watch(bar: Bar) -> Any:
+def _restarting(bar: Bar) -> Callable[[int, int], None]:
     """A bar that starts again with each matrix."""
 
     def progress(done: int, total: int) -> None:

@@ -28,7 +28,6 @@ from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_outpu
 from vestige.runs.manifest import MANIFEST
 from vestige.schema import misfit
 from vestige.show.tables import table
-from vestige.store.evidence import tidy
 from vestige.store.files import read_ours
 
 OFF_POLICY = "these numbers are about the model that wrote the rollouts only if it is this one"
@@ -154,9 +153,7 @@ def _collapse(ask: CollapseAsk, run: RunDirectory | None) -> CollapseReport:
         raise UserError("None of these steps is due by compute_freq; leave --compute-freq out to measure all of them.")
     report.note(OFF_POLICY)
     if run is not None and ask.out is not None:
-        described = write(ask, report, rows)
-        tidy(ask.out / EVIDENCE)
-        run.finish(described)
+        run.finish(write(ask, report, rows))
     if ask.ema is not None:
         # The user's file, or a trainer's: what was read from it shows that it holds running means.
         write_file(ask.ema, json_text(means.to_json()).encode())

@@ -16,7 +16,7 @@ from vestige.models.families import has_pictures
 from vestige.models.load import ModelArgs, empty_model
 from vestige.models.locate import Place, locate, weight_names
 from vestige.models.quantised import gguf_parameters
-from vestige.store.evidence import Bank
+from vestige.runs.collect import folder_of
 from vestige.types import Target
 
 
@@ -26,6 +26,7 @@ class PackingEstimate:
 
     directory: Path  # of the evidence
     fresh: bool  # what is on disk will be collected again
+    tokenizer: Any
     vocab: int
     batch_tokens: int | None
 
@@ -65,7 +66,7 @@ def plan_answers(
     assert handle.args is not None
     unique = {t.key: t for t in targets}
     stored = weights_stored(handle.args)
-    have = {} if how.fresh or not stored else Bank[Any](how.directory, "answers", handle.identity).load()
+    have = {} if how.fresh or not stored else folder_of(how.directory, "answers", handle, how.tokenizer).load()
     missing = [t for k, t in unique.items() if k not in have and k not in known]
     parameters, size = weight_size(handle.args) if stored else size_by_config(handle.args)
     place = _base(handle.args)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vestige.engine.handles import ModelHandle, second_model, unquantised
-from vestige.engine.patches import PatchSettings, patched_bank
 from vestige.models.families import understood
 from vestige.models.load import ModelArgs
 from vestige.models.locate import locate
+from vestige.runs.patched import PatchSettings, patched_folder
 from vestige.wants import PatchInto, PatchWant
 
 
@@ -44,7 +44,7 @@ def plan_depth(
         for source in {h.identity: h for h in (retain, model)}.values():
             if source.identity == full.identity and into.last_layer == "residual":
                 continue  # the full model patched with itself is itself
-            have = {} if fresh else patched_bank(directory, full, source, settings).load()
+            have = {} if fresh else patched_folder(directory, full, source, settings).load()
             lacking = [k for k in unique if k not in have]
             cached += len(unique) - len(lacking)
             tokens += sum(unique[k].width for k in lacking)  # the source reads its states

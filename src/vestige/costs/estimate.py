@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vestige.collect.backend import text_want
 from vestige.costs.answers import AnswersPlan, PackingEstimate, plan_answers, weights_stored
@@ -19,8 +18,8 @@ from vestige.models.batch_budget import DEFAULT_BUDGET
 from vestige.models.diffusion import Canvases
 from vestige.models.load import load_tokenizer
 from vestige.packed_ids import count_nodes
+from vestige.runs.collect import folder_of
 from vestige.show.tables import table
-from vestige.store.evidence import Bank
 from vestige.suites.handlers.depth import NO_MODELS, into
 from vestige.types import Target
 from vestige.wants import DenoiseWant, Request, Wants
@@ -95,14 +94,14 @@ def make_plan(config: AnyConfig) -> CostPlan:
     directory = config.output_dir / "evidence"
     wants = prepared.wants
     fresh = config.overwrite or not weights_stored(args)  # without weights evidence has no name to be looked up by
-    packing = PackingEstimate(directory, fresh, len(tokenizer), config.batch_tokens)
+    packing = PackingEstimate(directory, fresh, tokenizer, len(tokenizer), config.batch_tokens)
     answers = plan_answers(handle, wants.answers, packing)
     references = _references(wants, handle, packing)
     texts = {r.key: r for r in wants.texts}
-    have_texts = Bank[Any](directory, "texts", handle.identity).load() if not fresh else {}
+    have_texts = folder_of(directory, "texts", handle, tokenizer).load() if not fresh else {}
     new = [r for k, r in texts.items() if k not in have_texts]
     windows = {w.key: w for w in wants.denoised if not w.logits}
-    have_windows = Bank[Any](directory, "denoised", handle.identity).load() if not fresh else {}
+    have_windows = folder_of(directory, "denoised", handle, tokenizer).load() if not fresh else {}
     undone = [w for k, w in windows.items() if k not in have_windows]
     denoised = sum(pushed_by(w, canvases) for w in undone)
     passes, waiting = sum(passes_of(w, canvases) for w in undone), len(undone)

@@ -24,8 +24,8 @@ from vestige.engine.served import ServedHandle, server_args
 from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_tokenizer
 from vestige.packed_ids import count_nodes
+from vestige.runs.collect import folder_of
 from vestige.servers.served import sequences
-from vestige.store.evidence import Bank
 from vestige.types import Prompt, Target, TokenStats
 from vestige.wants import Decoding, Request
 
@@ -106,7 +106,7 @@ def plan_served(config: RunConfig) -> ServedPlan:
     prepared = prepare(config, context, lacking=handle.lacking)
     wants, directory = prepared.wants, config.output_dir / "evidence"
     have, texts = (
-        {} if config.overwrite else Bank[Any](directory, k, handle.identity).load() for k in ("answers", "texts")
+        {} if config.overwrite else folder_of(directory, k, handle, tokenizer).load() for k in ("answers", "texts")
     )
     unique = {t.key: t for t in wants.answers}
     missing = [t for k, t in unique.items() if k not in have]
@@ -144,7 +144,7 @@ def check_numbers(handle: ServedHandle, args: ModelArgs, tokenizer: Any) -> list
     encoder = Encoder(tokenizer, Template(apply_chat_template=False))
     ids = [tuple(encoder.tokenize([s], special=True)[0]) for s in SENTENCES]
     targets = [Target(one, 1) for one in ids if len(one) > 1]
-    served = handle.answerer(encoder, Cost(), False)
+    served = handle.answerer(encoder, Cost())
     rows = []
     if handle.model.abilities.scores:
         start = time.perf_counter()

@@ -9,10 +9,10 @@ import numpy as np
 
 from vestige.depth.ask import DepthAsk
 from vestige.engine.handles import ModelHandle
-from vestige.engine.patches import PatchSource
 from vestige.errors import UserError
 from vestige.metrics import depth
 from vestige.numeric import mean
+from vestige.runs.patched import PatchSource
 from vestige.show.progress import Bar
 from vestige.types import Array
 from vestige.wants import PatchWant

@@ -21,18 +21,18 @@ from vestige.collect.backend import Cost
 from vestige.depth.ask import DepthAsk
 from vestige.depth.scores import MEAN_ONLY, ROUNDING
 from vestige.engine.handles import ModelHandle
-from vestige.engine.patches import Patching, PatchSettings, PatchSource
-from vestige.engine.team import Team
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.metrics.depth import layer_scores
 from vestige.models.locate import locate
 from vestige.runs.directory import temporary
+from vestige.runs.patched import PatchSettings, PatchSource, collect_patched
+from vestige.runs.team import Team
 from vestige.schema import check_form
-from vestige.store.trust import to_check
 from vestige.types import TokenStats, content_key
 from vestige.wants import PatchWant
 
+MADE_AGAIN = 4  # examples
 EXACT = 1e-3  # how far two float32 runs may be apart; another checkpoint or attention on another row is off by far more
 # What that project's code can be told, and what a file must say for its numbers to be those of this run.
 SAME = ("em_scope", "patch_scope")
@@ -195,11 +195,12 @@ class Believed:
         """Makes S1 of some examples again and refuses what differs; what was found, for the summary."""
         full, retain = self.models
         by_key = {want.key: index for index, want in self.wants.items()}
-        chosen = to_check({want.key: want for want in self.wants.values()})
+        chosen = _some({want.key: want for want in self.wants.values()})
         with temporary() as scratch:
             source = PatchSource(retain.name, retain, scratch)
-            fresh = Patching(full, self.settings, cost, Team()).evidence([source], list(chosen.values()))[retain.name]
-        widest = max(self._gap(by_key[key], self.s1[key], fresh[key], full.precision) for key in chosen)
+            fresh = collect_patched(full, [source], chosen, self.settings, cost, Team())[retain.name]
+            gaps = [self._gap(by_key[w.key], self.s1[w.key], fresh[w.key], full.precision) for w in chosen]
+        widest = max(gaps)
         self.note = (
             f"S1 is from {self.given.path}: {len(chosen)} of {len(self.s1)} examples were made again and agree to "
             f"{widest:.1g}; it has means over the entity only, so S1 of single tokens is not there"
@@ -235,6 +236,13 @@ class Believed:
                 "made with another full model, other rows or another precision",
                 "give the model and rows it was made with",
             )
+
+
+def _some(wants: Mapping[str, PatchWant]) -> list[PatchWant]:
+    """The longest example, and some others; keys are digests, so that their order is as good as chance."""
+    longest = max(wants, key=lambda key: (len(wants[key].target.ids), key))
+    others = [key for key in sorted(wants) if key != longest]
+    return [wants[key] for key in [longest, *others][:MADE_AGAIN]]
 
 
 def believe(

@@ -12,8 +12,8 @@ from vestige.depth.ask import DepthAsk
 from vestige.depth.files import record
 from vestige.depth.scores import ExampleDepth, cluster_facts, cluster_of, examples_of, model_depth, profile
 from vestige.io import damaged
+from vestige.runs.evidence import EvidenceFolder
 from vestige.schema import misfit
-from vestige.store.evidence import Bank
 from vestige.store.files import read_packed, write_packed
 from vestige.types import Grouping, TokenStats
 
@@ -123,12 +123,8 @@ def _unexplained(body: Mapping[str, Any]) -> str:
 
 def _one(place: Path, body: Mapping[str, Any], path: str) -> DepthAgain:
     banks, settings = body["banks"], body["settings"]
-    s1 = Bank[TokenStats](place, "patched", banks["retain"]).load_whole()
-    s2 = Bank[TokenStats](place, "patched", banks["unlearned"][path]).load_whole()
     keys = {index: body["examples"][index]["key"] for index in body["order"]}
-    for bank, found in ((banks["retain"], s1), (banks["unlearned"][path], s2)):
-        if any(key not in found for key in keys.values()) or not found:
-            raise damaged(Bank[TokenStats](place, "patched", bank).path, "examples are missing in it")
+    s1, s2 = (_evidence(place, identity, keys) for identity in (banks["retain"], banks["unlearned"][path]))
     depth = next(iter(s1.values())).logprob.shape[0] - 1
     layers = body["layers"] or tuple(range(depth))
     examples = examples_of(keys, layers, s1, s2, settings["delta_threshold"])
@@ -147,6 +143,14 @@ def _one(place: Path, body: Mapping[str, Any], path: str) -> DepthAgain:
         "profile": profile(examples, *how),
     }
     return DepthAgain("" if len(banks["unlearned"]) == 1 else banks["names"][path], records, summary)
+
+
+def _evidence(place: Path, identity: str, keys: Mapping[str, str]) -> Mapping[str, TokenStats]:
+    folder: EvidenceFolder[TokenStats] = EvidenceFolder(place, "patched", identity)
+    found = folder.load(strict=True)
+    if not found or any(key not in found for key in keys.values()):
+        raise damaged(folder.path, "examples are missing in it")
+    return found
 
 
 def _record(example: ExampleDepth, kept: Mapping[str, Any], scopes: Mapping[str, str]) -> dict[str, Any]:

@@ -24,16 +24,16 @@ from vestige.depth.given import Believed, believe, find_given, read_given
 from vestige.depth.kept import KEPT, Banks, save_kept
 from vestige.depth.scores import ROUNDING, ExampleDepth, cluster_facts, cluster_of, examples_of, model_depth, profile
 from vestige.engine.handles import ModelHandle, versions_of
-from vestige.engine.patches import Patching, PatchSettings, PatchSource, bank_identity, patched_bank
-from vestige.engine.team import Team, team
 from vestige.errors import UserError
 from vestige.models.families import NO_DEPTH
 from vestige.models.load import is_diffusion, load_tokenizer
 from vestige.models.quantised import check_low_precision
 from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_output
+from vestige.runs.evidence import EvidenceFolder
 from vestige.runs.manifest import MANIFEST, manifest
+from vestige.runs.patched import PatchSettings, PatchSource, collect_patched, patched_folder
+from vestige.runs.team import Team, team
 from vestige.secrets import masked
-from vestige.store.evidence import Bank, tidy
 from vestige.store.files import write_json
 from vestige.types import TokenStats
 
@@ -106,7 +106,6 @@ class _DepthRun:
         check_tokenizers(ask, self.tokenizer, self.contexts)
         self.notes += [*self.contexts.notes, *_precision_notes(self.full, ask.delta_threshold)]
         self.names = short_names(ask.unlearned)
-        self.shared = True  # whether this run alone writes S1
         theirs = find_given(ask.s1_cache)
         self.given = read_given(theirs) if theirs else None
         self.checked: dict[str, Any] = {}  # what was found about it
@@ -119,23 +118,23 @@ class _DepthRun:
         """Whether S1 lies outside this run and lacks something. If not, any number of runs may read it at a time."""
         if self.ask.cache.resolve().is_relative_to(Path(self.ask.out).resolve()):
             return False
-        have = patched_bank(self.ask.cache, self.full, self.retain, self.settings).load()
-        self.shared = any(want.key not in have for want in self.contexts.wants.values())
-        return self.shared
+        have = patched_folder(self.ask.cache, self.full, self.retain, self.settings).load()
+        return any(want.key not in have for want in self.contexts.wants.values())
 
     def evidence(self) -> tuple[list[PatchSource], dict[str, Mapping[str, TokenStats]]]:
         """The retain model and the unlearned ones, and what their states do to the full model."""
         settings = self.settings
         believed = self._believed()
-        self.cache_file = f"patched-{bank_identity(self.full, self.retain, settings)}.safetensors"
-        self.cached = (self.ask.cache / self.cache_file).exists()
+        self.cache_folder = patched_folder(self.ask.cache, self.full, self.retain, settings)
+        self.cached = self.cache_folder.path.is_dir()
         sources = [PatchSource(self.ask.retain, self.retain, self.ask.cache)]
         place = Path(self.ask.out) / "evidence"
         sources += [PatchSource(path, ModelHandle(self.ask.model(path, quantised=True)), place) for path in self.names]
         if self.directory is not None:
             self.directory.begin(self._written())
-        patching = Patching(self.full, settings, self.cost, self.team)
-        found = patching.evidence(sources[1:] if believed else sources, list(self.contexts.wants.values()))
+        wanted = sources[1:] if believed else sources
+        wants = list(self.contexts.wants.values())
+        found = collect_patched(self.full, wanted, wants, settings, self.cost, self.team)
         if believed:
             for s2 in found.values():
                 believed.check_full(s2, self.contexts.keys, self.full.precision)
@@ -170,9 +169,6 @@ class _DepthRun:
         self._keep(self.settings, evidence[self.ask.retain])
         if self.ask.plots:
             draw(results)
-        tidy(out / "evidence")
-        if self.shared:  # otherwise another process may be at work there
-            tidy(self.ask.cache)
         directory.finish(self._manifest(sources))
         return results
 
@@ -197,14 +193,16 @@ class _DepthRun:
     def _keep(self, settings: PatchSettings, s1: Mapping[str, TokenStats]) -> None:
         """What scoring again needs: S1 (its cache may be elsewhere), which bank is whose, and the rows."""
         place = Path(self.ask.out) / "evidence"
-        handles = {path: ModelHandle(self.ask.model(path, quantised=True)) for path in self.names}
-        banks = {path: bank_identity(self.full, handle, settings) for path, handle in handles.items()}
-        retain = bank_identity(self.full, self.retain, settings)
-        bank = patched_bank(place, self.full, self.retain, settings)
+        unlearned: dict[str, str] = {}
+        for path in self.names:
+            handle = ModelHandle(self.ask.model(path, quantised=True))
+            unlearned[path] = patched_folder(place, self.full, handle, settings).identity
+        folder = patched_folder(place, self.full, self.retain, settings)
         if self.given:  # means are not the evidence that other runs look for under that name
-            bank = Bank(place, bank.kind, retain := f"{retain}-{self.given.digest}", bank.made)
-        bank.merge(s1)
-        save_kept(place, self.ask, self.contexts, Banks(retain, banks, self.names))
+            folder = EvidenceFolder(place, "patched", f"{folder.identity}-{self.given.digest}")
+        known = folder.load()
+        folder.write({key: s1[key] for key in self.contexts.keys.values() if key not in known})
+        save_kept(place, self.ask, self.contexts, Banks(folder.identity, unlearned, self.names))
 
     def _baselines(self, sources: Sequence[PatchSource]) -> dict[str, dict[str, Any]]:
         from vestige.depth.baselines import representation_baselines
@@ -283,7 +281,7 @@ class _DepthRun:
             "device_map": facts.get("device"),
             "attn_implementation": facts.get("attention"),
             "data_path": contexts.source,
-            "s1_cache": {"file": self.cache_file, "reused": cached, **self.checked},
+            "s1_cache": {"file": self.cache_folder.name, "reused": cached, **self.checked},
             "profile": profile(examples, ask.resamples, ask.seed, clusters),
             "elapsed_sec": seconds,
             "sec_per_evaluable": round(seconds / max(1, len(examples)), 4),

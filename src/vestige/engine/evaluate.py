@@ -27,19 +27,19 @@ from vestige.engine.earlier import (
     with_earlier_metrics,
 )
 from vestige.engine.handles import ModelHandle, handle_of, second_model, versions_of
-from vestige.engine.obtain import Collector
 from vestige.engine.prepare import Prepared, make_encoder_context, make_words, model_args, prepare, with_own_sampler
 from vestige.engine.references import load_references, no_retain_logs, reads, retain_values, with_mixtures
 from vestige.engine.scores import Reference, Run, Scoring, stats_file, write_statistics
-from vestige.engine.team import Team, team
 from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
+from vestige.runs.collect import Collector
 from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_output, temporary, write_bytes
+from vestige.runs.evidence import remove_evidence
 from vestige.runs.manifest import MANIFEST, clusters_json, config_json, manifest
+from vestige.runs.team import Team, team
 from vestige.secrets import without_secrets
 from vestige.store.comparable import mixtures, number_of
-from vestige.store.evidence import discard_all, tidy
 from vestige.store.files import result_file, save_rows, write_results
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
@@ -208,7 +208,7 @@ class _Evaluation:
             if replaced:
                 remove_results(self.run)
             if self.config.overwrite and self.evidence_dir.is_dir():
-                discard_all(self.evidence_dir)
+                remove_evidence(self.evidence_dir)
             save_rows(self.evidence_dir / "examples.json.gz", prepared.rows)
         self.team.meet()  # nobody reads evidence that is about to go
         return prepared
@@ -332,9 +332,8 @@ class _Evaluation:
         run = Run(suite, scores, about, self.references)
         stats = write_statistics(config.output_dir, run, config.resamples, config.progress)
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
-        tidy(self.evidence_dir)
         self.run.finish({**about, "reads": about["retain_logs"]})
-        notes = [*self.notes, *prepared.notes, *self.collector.said]
+        notes = [*self.notes, *prepared.notes, *self.collector.notes]
         retain = retain_values(self.references, suite) if self.references else {}
         return Outcome(
             config.output_dir, scores, suite.top, config.dialect, about, files, notes, retain, stats, suite.metrics
@@ -360,8 +359,11 @@ class _Evaluation:
             "unavailable": prepared.unavailable,
             "hidden_tokens": prepared.hidden_tokens,
             "references": self.second_identities,
+            "evidence": self.collector.folders,
+            "reference_evidence": self.collector.references,
+            "recorded_evidence": self.collector.recorded,
             "retain_logs": reads(self.config.suite) if self.references else {},
-            "patched": self.collector.patched_banks,
+            "patched": self.collector.patched_folders,
             "classifiers": self.collector.classifiers,
             "made": self.collector.made,
             **self.by_code,
@@ -370,7 +372,7 @@ class _Evaluation:
             "cost": self.collector.cost.as_dict(),
             "seconds": {**self.collector.seconds, "total": round(time.perf_counter() - self.started, 3)},
             "notes": list(
-                dict.fromkeys([*self.notes, *prepared.notes, *self.collector.said, *self.collector.cost.notes])
+                dict.fromkeys([*self.notes, *prepared.notes, *self.collector.notes, *self.collector.cost.notes])
             ),
         }
 

@@ -39,7 +39,7 @@ from vestige.suites.spec import DataSpec, MetricSpec, Named, SuiteSpec, read_sui
 from vestige.types import Rows, Score, content_key
 
 if TYPE_CHECKING:
-    from vestige.engine.obtain import Collector
+    from vestige.runs.collect import Collector
 
 References = Mapping[str, Mapping[str, Score | None]]
 
@@ -190,7 +190,7 @@ class EvaluatorSession:
 
     def _scoring(self, model: Any) -> Scoring:
         handle = self._handle(model)
-        key = f"{handle.identity} {id(model)} {_hooks(model)}"
+        key = f"{handle.fingerprint} {id(model)} {_hooks(model)}"
         if key not in self._known:
             evidence = self.collector.collect(self.prepared.wants, handle, self.second)
             self._known[key] = self.scoring(self.prepared, evidence, handle)

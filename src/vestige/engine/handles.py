@@ -8,6 +8,7 @@ run be scored without the checkpoint, and lets one model be freed before the nex
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 import weakref
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from vestige.models.fingerprint import (
     changed_meanwhile,
     held,
     libraries,
+    name_behaviour,
 )
 from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
 from vestige.models.locate import locate
@@ -59,7 +61,7 @@ class ModelHandle:
 
     @property
     def is_live(self) -> bool:
-        """A model of the caller's: hooks and attributes can change what it computes, and no fingerprint shows it."""
+        """A model of the caller's."""
         return self.args is None
 
     @property
@@ -70,7 +72,9 @@ class ModelHandle:
                 assert self._loaded is not None
                 m = self._loaded
                 kind = "adapter" if getattr(m.model, "peft_config", None) else "model"
-                parts = [m.fingerprint, m.dtype, m.attention, device_kind(m.device), _generation(m)]
+                # What cannot be named gets a name that nothing else ever has, so its evidence is not used again.
+                behaviour = name_behaviour(m.model) or secrets.token_hex(16)
+                parts = [m.fingerprint, behaviour, m.dtype, m.attention, device_kind(m.device), _generation(m)]
             else:
                 kind, now = locate(self.args).kind, held(self.args)
                 parts = [self.fingerprint, now["dtype"], now["attention"], now["device"]]

@@ -8,9 +8,13 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from vestige.collect.backend import Cost
 from vestige.engine.config import HarnessConfig
 from vestige.engine.earlier import earlier_results, refuse_results, remove_results, with_earlier_tasks
 from vestige.engine.evaluate import Outcome
@@ -19,13 +23,15 @@ from vestige.engine.prepare import model_args
 from vestige.engine.served import handle_for
 from vestige.integrations import HARNESSES
 from vestige.integrations.lm_eval import HarnessResults, Keeping
+from vestige.integrations.lm_eval_kept import LoadOrAsk
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
+from vestige.runs.collect import Job, load_or_collect
 from vestige.runs.directory import RunDirectory, open_run
+from vestige.runs.evidence import EvidenceFolder, remove_evidence
 from vestige.runs.manifest import config_json, manifest
-from vestige.store.evidence import discard_all
+from vestige.runs.team import Team
 from vestige.store.files import write_json
-from vestige.store.harness_answers import AnswersOnDisk
 from vestige.types import Score
 
 log = logging.getLogger("vestige.engine")
@@ -40,9 +46,6 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None, a
         model = _model(config, loaded)
         if before is not None and accumulate:
             config = with_earlier_tasks(config, before, model.identity)
-        # Of a model of the caller's nothing is kept: hooks can change what it answers, and no fingerprint shows it.
-        # Nor of a served one: a server may be started again with other weights under the same name.
-        kept = None if model.is_live else AnswersOnDisk(config.output_dir / "evidence", model.check)
 
         def ready() -> Any:
             """Tasks are read; from here on the run is under way."""
@@ -50,18 +53,36 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None, a
             run.begin([*_files(config), "sweep_task.json", "evidence/"])
             if config.overwrite:
                 remove_results(run)
-                discard_all(config.output_dir / "evidence")
+                remove_evidence(config.output_dir / "evidence")
             return found
 
         evaluate = importlib.import_module(HARNESSES[config.handler]).evaluate
-        keeping = Keeping(kept, lambda: model.identity) if kept else None
+        keeping = Keeping(partial(_load_or_ask, config.output_dir / "evidence", model), lambda: model.identity)
         results: HarnessResults = evaluate(config.settings, ready, config.limit, config.progress, keeping)
         model.check()  # a checkpoint that was written over meanwhile has no numbers
         if before is not None and accumulate:
             _refuse_other_rows(run, config, before["data"], results.data)
-        if kept:
-            kept.drop_others()
         return _write(run, config, model, results, started)
+
+
+@dataclass(frozen=True)
+class _Requests:
+    """The requests of one task, by their content."""
+
+    key: str
+
+
+def _load_or_ask(directory: Path, model: ModelHandle, identity: str) -> LoadOrAsk:
+    """Answers as evidence of the run: a function that asks only what is not there."""
+    folder: EvidenceFolder[dict[str, Any]] = EvidenceFolder(directory, "requests", identity)
+    cost = Cost()
+
+    def load_or_ask(key: str, ask: Callable[[], dict[str, Any]]) -> Mapping[str, Any]:
+        job = Job(lambda work: [[{key: ask()}]], dict, lambda _: model.made)
+        [found] = load_or_collect([_Requests(key)], [folder], job, [model], Team(), cost)
+        return found[key]
+
+    return load_or_ask
 
 
 def _refuse_other_rows(

@@ -64,11 +64,20 @@ class ServedHandle(ModelHandle):
         self.made = {"dtype": "unknown", "device": "server", "attention": "unknown"}
         self.made |= {"quantization": None, "server": self.model.facts.as_dict()}
         self.made |= {"versions": {k: v for k, v in versions().items() if k in ("vestige", "tokenizers")}}
+        if self.model.known is not None:
+            self.made |= {"canary": [round(float(x), 6) for x in self.model.known]}
 
-    @property
-    def is_live(self) -> bool:
-        """What it said before is compared with what it says now: no fingerprint shows that a server was restarted."""
-        return True
+    def reuse_problem(self, how: Mapping[str, Any]) -> str:
+        """Why evidence made as `how` says may be of other weights; empty: it is this model's.
+
+        A name does not tell whether a server was started again with another checkpoint, so a few tokens are compared.
+        """
+        before, now = how.get("canary"), self.made.get("canary")
+        if before is None or now is None:
+            return "this server gives no log-probabilities by which its weights could be recognised"
+        if not same_canary(before, now):
+            return "the server's log-probabilities of the same tokens are others now"
+        return ""
 
     @property
     def identity(self) -> str:
@@ -77,10 +86,6 @@ class ServedHandle(ModelHandle):
     @property
     def fingerprint(self) -> str:
         return f"served-{self.model.facts.identity}"
-
-    @property
-    def precision(self) -> str:
-        return ""  # servers do not tell
 
     @property
     def is_diffusion(self) -> bool:
@@ -115,22 +120,19 @@ class ServedHandle(ModelHandle):
             **{k: v for k, v in self.made.items() if k != "versions"},
             "servers": [s.url for s in self.model.servers],
             "repeated": self.model.repeats,
-            **({} if self.model.known is None else {"canary": [round(float(x), 6) for x in self.model.known]}),
         }
 
-    def answerer(self, encoder: Encoder, cost: Cost, checking: bool) -> ServedAnswers:
+    def answerer(self, encoder: Encoder, cost: Cost) -> ServedAnswers:
         eos, penalty = generation_facts(self.args, self.tokenizer)
         longest = self.model.facts.longest
         positions = float("inf") if longest is None else float(longest - 1)
         ending = StopRule(encoder.decode, eos, end_words(self.tokenizer, eos), positions)
-        answers = ServedAnswers(self.model, Writing(eos, penalty, self.turns), ending, cost, self.spread)
-        answers.checking = checking
-        return answers
+        return ServedAnswers(self.model, Writing(eos, penalty, self.turns), ending, cost, self.spread)
 
     def subject(self) -> ServedSubject:
         """For a harness, which makes its own prompts."""
         cost, can = Cost(), self.model.abilities
-        answerer = self.answerer(Encoder(self.tokenizer, Template(apply_chat_template=False)), cost, False)
+        answerer = self.answerer(Encoder(self.tokenizer, Template(apply_chat_template=False)), cost)
         lacks = "" if can.scores else NO_SCORES
         return ServedSubject(self.name, self.tokenizer, answerer, cost, self.context_length, lacks, can.first)
 
@@ -191,7 +193,12 @@ def serves_as_before(config: AnyConfig, facts: Mapping[str, Any]) -> bool:
     before, after = facts.get("canary"), now.get("canary")
     if now["fingerprint"] != facts.get("fingerprint") or before is None or after is None:
         return bool(now["fingerprint"] == facts.get("fingerprint") and before == after)  # it gives texts alone
-    return len(before) == len(after) and bool(np.allclose(before, after, rtol=0, atol=SAME_SERVER))
+    return same_canary(before, after)
+
+
+def same_canary(before: Sequence[float], now: Sequence[float]) -> bool:
+    """Whether two measurements of the same few tokens are of the same weights."""
+    return len(before) == len(now) and bool(np.allclose(before, now, rtol=0, atol=SAME_SERVER))
 
 
 def connect(server: ServerArgs, wanted: str, tokenizer: Any) -> ServedModel:

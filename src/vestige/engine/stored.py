@@ -6,6 +6,7 @@ results (compare, diff, verify, pack). Whatever needs to know how a run director
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,9 @@ from vestige.integrations.plugins import missing_plugins
 from vestige.io import damaged
 from vestige.metrics.cards import full_name
 from vestige.metrics.dialects import Dialect, get_dialect
+from vestige.runs.evidence import open_folder
 from vestige.schema import misfit
 from vestige.secrets import expand, unset
-from vestige.store.evidence import Bank
 from vestige.store.files import load_rows, read_ours
 from vestige.store.forms import ResultForm
 from vestige.store.kinds import keys_read, read_manifest
@@ -28,7 +29,7 @@ from vestige.suites.handlers.trajectory import RUNS_MODEL
 from vestige.suites.handlers.trajectory_reading import Moment
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Found, Words
 from vestige.suites.spec import RESERVED, MetricConfig, MetricSpec, Named, SuiteSpec, merged, read_suite
-from vestige.types import Score, TokenStats
+from vestige.types import Score
 
 Changes = Mapping[str, Mapping[str, Any]]  # metric -> setting -> value
 
@@ -195,28 +196,24 @@ def _graft(new: Any, old: Any, key: str, names: set[str]) -> None:
 
 
 def load_evidence(directory: Path, manifest: Mapping[str, Any]) -> Evidence:
-    """What the run's own model said, by its identity; the reference model's by the identity the manifest notes."""
-    place, identity = directory / "evidence", manifest["model"]["evidence"]
-    classified: dict[str, float] = {}
-    for name in sorted(set(manifest.get("classifiers", {}).values())):
-        classified |= Bank[float](place, "classified", name).load_whole()
-    references = {
-        path: Found(Bank[TokenStats](place, "answers", other).load_whole())
-        for path, other in expand(manifest.get("references") or {}).items()
-    }
+    """The evidence of a finished run, found by the folders that its manifest names."""
+    place = directory / "evidence"
+    own = manifest.get("evidence") or {}
+
+    def load(name: str | None) -> Found:
+        return Found(open_folder(place, name).load(strict=True) if name else {})
+
+    denoised = [load(name) for name in (own.get("denoised"), *(manifest.get("recorded_evidence") or ()))]
+    classified = [load(name) for name in (manifest.get("classifiers") or {}).values()]
+    references = expand(manifest.get("reference_evidence") or {})
     return Evidence(
-        answers=Found(Bank[Any](place, "answers", identity).load_whole()),
-        texts=Found(Bank[Any](place, "texts", identity).load_whole()),
-        gradients=Found(Bank[Any](place, "gradients", identity).load_whole()),
-        reference=references,
-        classified=Found(classified),
-        denoised=Found(Bank[Any](place, "denoised", identity).load_whole()),
-        visible=Found(Bank[Any](place, "visible", identity).load_whole()),
-        errors=Bank[float](place, "errors", identity).load_whole(),
-        patched=Found(
-            {
-                label: Found(Bank[TokenStats](place, "patched", bank).load_whole())
-                for label, bank in (manifest.get("patched") or {}).items()
-            }
-        ),
+        answers=load(own.get("answers")),
+        texts=load(own.get("texts")),
+        gradients=load(own.get("gradients")),
+        reference={path: load(name) for path, name in references.items()},
+        classified=Found(ChainMap(*classified)),  # type: ignore[arg-type]  # only read
+        denoised=Found(ChainMap(*denoised)),  # type: ignore[arg-type]
+        visible=load(own.get("visible")),
+        errors=load(own.get("errors")),
+        patched=Found({label: load(name) for label, name in (manifest.get("patched") or {}).items()}),
     )

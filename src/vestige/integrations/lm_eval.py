@@ -18,13 +18,13 @@ from typing import Any
 
 from vestige.collect.backend import Backend, Cost
 from vestige.errors import UserError, how_to_install, unknown_name
-from vestige.integrations.lm_eval_kept import AnswerPlace, KeptAnswers
+from vestige.integrations.lm_eval_kept import KeptAnswers, LoadOrAsk
 from vestige.integrations.lm_eval_results import blank, read_results
 from vestige.integrations.lm_eval_tasks import Tasks, load_tasks
 from vestige.models.foreign import error_sentence, quiet
 from vestige.models.load import LoadedModel
 from vestige.models.tokenizer import tokenizer_facts
-from vestige.types import BAD_LOGITS
+from vestige.types import BAD_LOGITS, content_key
 
 # Arguments of simple_evaluate that are set elsewhere, and where.
 ELSEWHERE = {
@@ -70,7 +70,7 @@ class ServedSubject:
 class Keeping:
     """Where answers are kept while tasks are asked, and the name of the model that gives them."""
 
-    place: AnswerPlace
+    answers: Callable[[str], LoadOrAsk]  # by the identity of what answers
     model: Callable[[], str]  # weights and all that changes its numbers; asked for once it is loaded
 
 
@@ -138,7 +138,8 @@ def _kept(
         "draws": draws,
         **{name: args.get(name) for name in FOR_THE_MODEL},
     }
-    kept = KeptAnswers(lm, keeping.place, json.dumps(facts, sort_keys=True, default=repr), *seen)
+    identity = content_key(json.dumps(facts, sort_keys=True, default=repr).encode())[:16]
+    kept = KeptAnswers(lm, keeping.answers(identity), *seen)
     kept.install()
     return kept
 

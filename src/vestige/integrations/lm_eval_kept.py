@@ -1,15 +1,12 @@
 """What the harness's model answered, kept task by task: a killed run asks only what is left.
 
-    harness --requests of all tasks--> KeptAnswers --one task at a time--> the model
-                                        |  ^
-                                  keep  v  | found
-                                  a place of the run directory (engine/harness.py)
+    harness --requests of all tasks--> KeptAnswers --one task at a time--> the model, or the evidence of the run
 
 The harness puts the requests of all tasks into one call per kind of request. Here they are split by task, always, so
 that batches are the same whether or not a task was answered before. Filters, metrics, averages and standard errors are
 the harness's own and are computed each time; only answers are kept. They are known by what they depend on: the model,
 its tokenizer, versions, batch size, and every request word by word (limit, few-shot examples, templates and the task's
-own prompts are all in there). Kept beside them is what else the task left behind: the state of the random generators,
+own prompts are all in there). Kept with them is what else the task left behind: the state of the random generators,
 warnings, and what a diffusion model has to say of its estimates. So the files of a resumed run are those of a run that
 was never interrupted.
 """
@@ -21,11 +18,10 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict
+from typing import Any
 
 import numpy as np
 
-from vestige.schema import misfit
 from vestige.types import content_key
 
 VERSION = 1
@@ -33,25 +29,8 @@ KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
 ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # numbers that JSON has no words for
 
 
-class AnswerPlace(Protocol):
-    """Where answers are kept: by key, whole or not at all."""
-
-    def found(self, key: str) -> Mapping[str, Any] | None: ...
-
-    def keep(self, key: str, body: Mapping[str, Any]) -> None: ...
-
-
-class AnsweredForm(TypedDict):
-    """A task's answers of one kind, as a file holds them."""
-
-    task: str
-    kind: str
-    answers: list[Any]
-    random: dict[str, Any]
-    forwards: int
-    broken: int
-    warnings: list[str]
-    told: dict[str, Any]
+# Key of a task's requests, and a function that asks them -> the answers, from evidence where they are known.
+LoadOrAsk = Callable[[str, Callable[[], dict[str, Any]]], Mapping[str, Any]]
 
 
 @dataclass
@@ -59,8 +38,7 @@ class KeptAnswers:
     """Stands before a harness's model and asks it only what is not kept."""
 
     lm: Any  # a model as the harness sees it
-    place: AnswerPlace
-    identity: str  # of the model, and of all settings that change its answers
+    load_or_ask: LoadOrAsk
     watch: Any  # counts forward passes and those with broken logits (lm_eval.LogitWatch)
     warned: Any  # collects warnings (lm_eval._Warnings)
     reused: list[str] = field(default_factory=list)  # tasks that were not asked again
@@ -86,35 +64,40 @@ class KeptAnswers:
         return answer
 
     def _task(self, kind: str, task: str, requests: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        key = self._key(kind, task, requests)
-        body = self.place.found(key)
-        if body is not None and self._fits(body, kind, task, len(requests)):
-            self.reused += [task] if task not in self.reused else []
-            self._take_up(body)
-            return [_answer(kind, one) for one in body["answers"]]
-        self.asked += [task] if task not in self.asked else []
+        asked = False
+
+        def answers() -> dict[str, Any]:
+            nonlocal asked
+            asked = True
+            return self._ask(requests, ask)
+
+        body = self.load_or_ask(_key(kind, task, requests), answers)
+        tasks = self.asked if asked else self.reused
+        if task not in tasks:
+            tasks.append(task)
+        self._take_up(body)
+        return [_answer(one) for one in body["answers"]]
+
+    def _ask(self, requests: list[Any], ask: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
+        """One task's answers, and all that asking left behind. What others left behind is as before."""
         lines, self.warned.lines = self.warned.lines, []
         forwards, broken = self.watch.forwards, self.watch.broken
         told = self._aside()
         answers = ask(requests)
-        body = AnsweredForm(
-            task=task,
-            kind=kind,
-            answers=[_plain(one) for one in answers],
-            random=random_state(),
-            forwards=self.watch.forwards - forwards,
-            broken=self.watch.broken - broken,
-            warnings=list(self.warned.lines),
-            told=self.lm.told() if told is not None else {},
-        )
-        self.place.keep(key, body)
+        body = {
+            "answers": [_plain(one) for one in answers],
+            "random": random_state(),
+            "forwards": self.watch.forwards - forwards,
+            "broken": self.watch.broken - broken,
+            "warnings": list(self.warned.lines),
+            "told": self.lm.told() if told is not None else {},
+        }
         self.warned.lines = lines
         self.watch.forwards, self.watch.broken = forwards, broken
         if told is not None:
             self.lm.forget_told()
             self.lm.take_told(told)
-        self._take_up(body)
-        return answers
+        return body
 
     def _aside(self) -> dict[str, Any] | None:
         """What a diffusion model had to say until now, so that what it says next is one task's."""
@@ -134,16 +117,12 @@ class KeptAnswers:
             self.lm.take_told(body["told"])
         restore_random(body["random"])
 
-    def _fits(self, body: Mapping[str, Any], kind: str, task: str, count: int) -> bool:
-        wrong = misfit(body, AnsweredForm) or body["kind"] != kind or body["task"] != task
-        return not wrong and len(body["answers"]) == count
 
-    def _key(self, kind: str, task: str, requests: Sequence[Any]) -> str:
-        said = [json.dumps([*request.args], sort_keys=True, default=repr).encode() for request in requests]
-        # Texts may be drawn, and then go on from where the generators are; nothing else draws.
-        drawn = json.dumps(random_state(), sort_keys=True).encode() if kind == "generate_until" else b""
-        asked = (str(VERSION), self.identity, kind, task)
-        return content_key(*(part.encode() for part in asked), drawn, *said)
+def _key(kind: str, task: str, requests: Sequence[Any]) -> str:
+    words = [json.dumps([*request.args], sort_keys=True, default=repr).encode() for request in requests]
+    # Texts may be drawn, and then go on from where the generators are; nothing else draws.
+    drawn = json.dumps(random_state(), sort_keys=True).encode() if kind == "generate_until" else b""
+    return content_key(str(VERSION).encode(), kind.encode(), task.encode(), drawn, *words)
 
 
 def _plain(answer: Any) -> Any:
@@ -156,10 +135,10 @@ def _plain(answer: Any) -> Any:
     return number if math.isfinite(number) else {"number": str(number)}
 
 
-def _answer(kind: str, kept: Any) -> Any:
+def _answer(kept: Any) -> Any:
     if isinstance(kept, Mapping):
         return ODD[kept["number"]]
-    return tuple(_answer(kind, one) for one in kept) if isinstance(kept, list) else kept
+    return tuple(map(_answer, kept)) if isinstance(kept, list) else kept
 
 
 # ---- random generators --------------------------------------------------------------------------------------------

@@ -27,8 +27,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
 import json
 import os
+import sysconfig
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -303,6 +305,97 @@ def _module_config(model: Any, volatile: AbstractSet[str]) -> Any:
         parts += [name, settings]
     active = getattr(model, "active_adapters", None) if len(parts) > 1 else None
     return [parts, list(active) if isinstance(active, list | tuple) else None]
+
+
+# ---- models in memory --------------------------------------------------------------------------------------------
+
+
+class CannotBeNamedError(ValueError):
+    """Something changes what a model computes, and has no name that would be the same another time."""
+
+
+def name_behaviour(model: Any) -> str:
+    """A name for what a model in memory computes besides its parameters; empty where it cannot be named.
+
+    Buffers that are not saved, plain attributes of every module (a scaling, a rate), and the source of the classes. A
+    hook, a patched `forward` or a compiled module has no name: evidence of such a model is not used a second time.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        for cls in sorted({type(module) for module in model.modules()}, key=lambda cls: cls.__qualname__):
+            digest.update(f"{cls.__module__}.{cls.__qualname__}".encode())
+            for source in _sources_of(cls):
+                digest.update(source)
+        for name, module in model.named_modules():
+            for attribute, value in sorted(vars(module).items()):
+                if attribute not in ("_parameters", "_modules", "training"):
+                    digest.update(f"{name}.{attribute}".encode())
+                    digest.update(_attribute_bytes(attribute, value))
+    except (CannotBeNamedError, OSError, TypeError):  # no source: of a class made in an interactive session
+        return ""
+    return digest.hexdigest()
+
+
+def _sources_of(cls: type) -> list[bytes]:
+    """The source of a module's class and of its bases, up to torch's own."""
+    import torch
+
+    sources = []
+    for base in cls.__mro__:
+        if base in (torch.nn.Module, object):
+            continue
+        file = inspect.getsourcefile(base)
+        if file is None:
+            raise CannotBeNamedError(base.__qualname__)
+        sources.append(Path(file).read_bytes())
+        for function in vars(base).values():
+            if inspect.isfunction(function):
+                sources.append(_name_method(function, file))
+    return sources
+
+
+def _name_method(function: Any, file: str) -> bytes:
+    """A name for a method: nothing more than its class's file where it stands there, else that of a library's function.
+
+    What was put in its place by other code cannot be named. Libraries decorate methods, and keep the original.
+    """
+    libraries_at = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
+    name = b""
+    while function.__code__.co_filename != file:
+        if function.__code__.co_filename == "<string>":  # made by dataclasses and their kin, of what the file says
+            return name
+        if not function.__code__.co_filename.startswith(libraries_at):
+            raise CannotBeNamedError(function.__qualname__)
+        name += f"{function.__module__}.{function.__qualname__}".encode()
+        if not hasattr(function, "__wrapped__"):
+            return name
+        function = function.__wrapped__
+    return name
+
+
+def _attribute_bytes(name: str, value: Any) -> bytes:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return bytes(_tensor_bytes(value))
+    if name == "_buffers":
+        return b"".join(bytes(_tensor_bytes(tensor)) for tensor in value.values() if tensor is not None)
+    if "hook" in name:
+        if value:
+            raise CannotBeNamedError(name)
+        return b""
+    if name == "forward" or (name == "_compiled_call_impl" and value is not None):
+        raise CannotBeNamedError(name)
+    if value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.device)):
+        return repr(value).encode()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        return b"".join(_attribute_bytes("", item) for item in items)
+    if isinstance(value, Mapping):
+        return b"".join(repr(key).encode() + _attribute_bytes("", item) for key, item in value.items())
+    if inspect.isfunction(value) or inspect.isbuiltin(value):
+        return f"{value.__module__}.{value.__qualname__}".encode()
+    return type(value).__qualname__.encode()  # configurations are in the fingerprint of the weights
 
 
 # ---- besides the weights ----------------------------------------------------------------------------------------

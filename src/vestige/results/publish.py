@@ -45,9 +45,9 @@ def publish(run: Path, to: str, out: Path | None, online: bool, project: str, da
     if to in SERVERS:  # these write their own files
         following = known[to](account, destination)
     else:
-        with open_run(out, "publish", []) as run:
+        with open_run(out, "publish", []) as published:
             following = known[to](account, destination)
-            run.finish()
+            published.finish()
     return f"next: {following}" if online else f"written: {out}\nnext: {following}"
 
 

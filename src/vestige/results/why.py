@@ -134,7 +134,7 @@ def _compare_tokenizers(a: Manifest | None, b: Manifest | None) -> RunPart:
         tokens = dict(tokenizer.get("special_tokens") or {})
         tokens.pop("pad_token", None)
         special.append(tokens)
-    return RunPart("tokenizer", [*changed_keys(*digests), *changed_keys(*special)])
+    return RunPart("tokenizer", [*changed_keys(digests[0], digests[1]), *changed_keys(special[0], special[1])])
 
 
 def _compare_templates(a: Manifest, b: Manifest) -> RunPart:

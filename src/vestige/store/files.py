@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vestige.errors import MANY, UserError
 from vestige.guard import read_bytes, read_json
@@ -22,9 +22,9 @@ from vestige.io import damaged, json_pieces
 from vestige.runs.directory import write_bytes, write_pieces
 from vestige.schema import check_form, misfit
 from vestige.secrets import hide
-from vestige.store.arrays import MadeByName
 from vestige.types import Example, Prompt, Rows, Score, Target
 
+T = TypeVar("T")
 BLOCK = 1 << 16  # characters
 
 
@@ -69,6 +69,23 @@ def relative(path: Path, base: Path) -> str:
 
 
 # ---- results ------------------------------------------------------------------------------------------------------
+
+
+class MadeByName(Mapping[str, T]):
+    """Things by name, each made when it is asked for and not kept."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], T]) -> None:
+        self._names, self._make = tuple(names), make
+
+    def __getitem__(self, name: str) -> T:
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
 
 def write_results(directory: Path, stem: str, scores: Mapping[str, Score], top: Iterable[str]) -> tuple[Path, Path]:
     """NAME_EVAL.json holds every metric and parent; NAME_SUMMARY.json the asked-for metrics that have a value."""

@@ -36,11 +36,11 @@ from vestige.runs.directory import (
     scratch,
     write_bytes,
 )
+from vestige.runs.evidence import evidence_files
 from vestige.runs.manifest import MANIFEST, manifest
 from vestige.secrets import masked
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import table
-from vestige.store.evidence import FORMATS
 from vestige.store.files import write_json
 from vestige.stress.copies import AttackLesson, attack_weights, measured_half
 from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, attack_named
@@ -246,13 +246,13 @@ class AttackSubject:
         return AttackLesson(self.whole, self.ask.held_out, self.ask.examples)
 
     def _take_over_evidence(self, run: RunConfig) -> None:
-        """Banks are named by what they are evidence of: those of anything else would lie there unread."""
+        """Folders are named by what they are evidence of: those of anything else would lie there unread."""
         given, place = self.ask.collected.get(self.who), run.output_dir / "evidence"
         if given is None or place.is_dir() or run.overwrite:
             return
         with open_run(run.output_dir, "eval", ["evidence/"]):
-            for file in sorted(f for kind in FORMATS for f in (given / "evidence").glob(f"{kind}-*") if f.is_file()):
-                write_bytes(place / file.name, file.read_bytes())
+            for file in evidence_files(given / "evidence"):
+                write_bytes(place / file.relative_to(given / "evidence"), file.read_bytes())
 
     def _measure(self, run: RunConfig) -> dict[str, float | None]:
         outcome = evaluate_config(run)

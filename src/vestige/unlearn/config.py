@@ -15,6 +15,7 @@ from vestige.configs.compose import PACKAGE_DIR, compose_config, composing, expl
 from vestige.engine.config import AnyConfig, RunConfig, compose_runs
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
+from vestige.in_memory import name_list
 from vestige.options import settings_of
 
 FINETUNE = "FinetuneTrainer"
@@ -279,9 +280,9 @@ def training_config(
             task_name = f"{start}_{method}" if method else start
     logs = None if retain_logs is None else str(retain_logs)
     best = keep_best or ("closest" if logs else None)
-    names = [name.strip() for name in metrics.split(",") if name.strip()] if isinstance(metrics, str) else metrics
+    metric_names = name_list(metrics)
     values = settings_of({**settings, "model": model, "out": out, "task_name": task_name})
-    training = {
+    training: dict[str, Any] = {
         "trainer.args.num_train_epochs": epochs,
         "trainer.args.learning_rate": lr,
         "trainer.args.per_device_train_batch_size": batch_size,
@@ -290,7 +291,7 @@ def training_config(
         "lora.alpha": None if lora is None else 2 * lora,
         "overwrite": overwrite or None,
         "progress": None if progress else False,
-        "evaluate.metrics": names or None,
+        "evaluate.metrics": metric_names or None,
         "evaluate.best": _best_rule(best),
     }
     values |= {key: value for key, value in training.items() if value is not None}

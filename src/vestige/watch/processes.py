@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from vestige.engine.team import alone
 from vestige.errors import UserError, is_ours
 from vestige.integrations.undisturbed import undisturbed
 from vestige.internal import summary
+from vestige.runs.team import alone
 from vestige.watch.looking import Look, Looking
 
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")  # of DeepSpeed: ZeRO-1 and 2, weights whole

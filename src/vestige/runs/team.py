@@ -2,14 +2,10 @@
 
     accelerate launch --num_processes 4 -m vestige eval tofu --model ...
 
-Every process plans the same wants: planning is cheap and runs no model. What the evidence on disk lacks is dealt out;
-each process collects its share into a folder of its own; the leader folds the folders into the bank; everybody reads
-the bank. Shares are decided by content, so a team that was killed resumes where it stopped. Only the leader
-writes results and speaks.
-
-In: the wants that a bank lacks. Out: this process's share of them, and the bank with everybody's. Callers:
-engine/obtain.py and engine/patches.py for every kind of evidence, engine/evaluate.py and depth/run.py for who leads.
-Processes exchange files, not tensors, so a team needs no fast network, and a member's work survives its death.
+Every process plans the same wants: planning is cheap and runs no model. What the evidence on disk lacks is dealt out by
+content; each process writes its batches into the same folder, and everybody reads the whole folder. Only the leader
+writes results and prints. Processes exchange files, not tensors, so a team needs no fast network, and a member's work
+survives its death.
 """
 
 from __future__ import annotations
@@ -19,11 +15,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any, TypeVar
 
-from vestige.runs.directory import remove_empty
-from vestige.store.evidence import Bank
 from vestige.types import Target, content_key
 
 T = TypeVar("T")
@@ -53,30 +46,10 @@ class Team:
         mine = {key for name in sorted(groups)[self.rank :: self.size] for key in groups[name]}
         return {key: want for key, want in wants.items() if key in mine}  # in the order they were asked in
 
-    def place(self, directory: Path) -> Path:
-        """Where this process keeps what it collects until the team meets."""
-        # Parts and their journal are named by kind and identity, which all members share: in one folder they would
-        # write over each other. The leader's parts are where the bank is, so that alone nothing is copied.
-        return directory if self.leads else directory / f"process-{self.rank}"
-
     def meet(self) -> None:
         """Waits until everybody is here. If one fails, its launcher stops the others."""
         if self.size > 1:
             self._meeting.wait_for_everyone()
-
-    def fold(self, bank: Bank[T]) -> Bank[T]:
-        """The bank of everybody: the leader takes in what lies in the others' folders, a killed team's among them."""
-        directory = bank.path.parent
-        self.meet()  # before: all parts are on disk. After: nobody reads a bank that is being written.
-        if self.leads:
-            # Every such folder, not those of today's ranks: an interrupted team may have been larger.
-            for folder in sorted(directory.glob("process-*")):
-                found, head = bank.beside(folder).take_all()
-                if found:
-                    bank.merge(found, head)
-                remove_empty(folder)
-        self.meet()
-        return bank
 
     def gather(self, item: T) -> list[T]:
         """Everybody's item, in the order of ranks."""

@@ -386,8 +386,8 @@ def collapse_curves(labels: Mapping[str, CollapsePoints]) -> Figure:
     panels = figure.subplots(1, 3)
     heads = (("Information about the prompt", "nats a reasoning"), ("Own prompt found", "share of rows"),
              ("Entropy per token", "nats"))  # fmt: skip
-    for panel, (title, words) in zip(panels, heads, strict=True):
-        panel.set(title=title, ylabel=words, xlabel="step")
+    for panel, (title, unit) in zip(panels, heads, strict=True):
+        panel.set(title=title, ylabel=unit, xlabel="step")
         panel.grid(alpha=0.3)
     for n, (label, points) in enumerate(labels.items()):
         name, colour = COLLAPSE_NAMES.get(label, label), f"C{n}"

@@ -143,7 +143,7 @@ def _curve_cell(line: list[tuple[float, float]] | None) -> str:
 def draw(out: Path, pools: Pools, attacks: Attacks, curve: Mapping[str, list[tuple[float, float]]]) -> list[Path]:
     """The three pictures."""
     from known_models.pictures import before_and_after, pool_histograms, recovery_curves
-    from vestige.show.trajectory_plots import save
+    from vestige.show.figures import save
 
     cuts = files.read_thresholds(out / files.THRESHOLDS)
 

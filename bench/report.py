@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import report_samples
 from browser_tools import Opened, browser, open_page, why_not
-from vestige.report.format import empty_report
+from vestige.report.build import empty_report
 from vestige.report.page import render_page
 
 LIMIT = 200  # ms

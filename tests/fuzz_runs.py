@@ -73,7 +73,7 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
     """A finished run with one of its files replaced, read by every verb that reads runs."""
 
     def run(data: bytes, place: Path) -> None:
-        from vestige.report.run import ReportAsk, build_report
+        from vestige.report.build import ReportRequest, build_report
         from vestige.results.compare import compare
         from vestige.results.published import published
         from vestige.results.rescore import rescore
@@ -89,7 +89,7 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
             lambda: str(compare([finished_run(), home], resamples=100)),
             lambda: diff(home, finished_run(), 1),
             lambda: published(home),
-            lambda: build_report(ReportAsk([finished_run(), home], place)),
+            lambda: build_report(ReportRequest([finished_run(), home], place)),
             lambda: verify(home, again=True),
         ):
             with tolerant():

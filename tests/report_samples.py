@@ -12,12 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vestige.meta.axes import read_method_results
-from vestige.meta.files import read_meta_eval
-from vestige.report.format import empty_report, plain
-from vestige.report.glossary import entry
-from vestige.report.meta_part import meta_part
-from vestige.report.methods_part import columns, models
+from vestige.report.build import ReportRequest, build_report, empty_report, plain
+from vestige.report.metrics import describe_metric
 from vestige.types import short_id
 
 HANDLERS = {
@@ -42,18 +38,8 @@ WORDS = ("the", "man", "river", "born", "Tromso", "wrote", "novel", "1957", "of"
 
 
 def published(place: Path) -> dict[str, Any]:
-    report = empty_report("The published tables of the Unlearning Depth Score")
-    report["sources"] = [_source(SOURCE, "methods", "method_results.json"), _source("s-2", "meta", "meta_eval.json")]
-    report["models"] = models(read_method_results(place / "method_results.json"), SOURCE)
-    report["columns"] = columns(report["models"])
-    keys = dict.fromkeys(k for m in report["models"] for k in m["values"])
-    report["metrics"] = {k: entry(k) for k in keys}
-    report["pareto"] = {"x": "privacy_floored", "y": "utility_rel"}
-    report["meta"] = meta_part(read_meta_eval(place / "meta_eval.json"), report["models"], "s-2")
-    report["protocols"] = sorted(
-        {v["protocol"] for m in report["models"] for v in m["values"].values() if "protocol" in v}
-    )
-    return report
+    title = "The published tables of the Unlearning Depth Score"
+    return build_report(ReportRequest([place], place, title))
 
 
 def _source(id: str, kind: str, path: str) -> dict[str, Any]:
@@ -330,7 +316,7 @@ class Invented:
             metrics.append(
                 {
                     "key": key,
-                    "label": self.say(entry(key)["label"]),
+                    "label": self.say(describe_metric(key)["label"]),
                     "category": "memorization",
                     "tags": ["O"],
                     "auc": 0.95,
@@ -467,8 +453,8 @@ class Invented:
             {"text": self.say("runs/half has no manifest.json; it was left out."), "where": "runs/half"}
         ]
         report["protocols"] = ["chat, dialect open-unlearning"]
-        report["metrics"] = {k: entry(k, h, "closer_to_1_better") for k, h in HANDLERS.items()}
-        report["metrics"] |= {"probability": entry("probability", "probability")}
+        report["metrics"] = {k: describe_metric(k, h, "closer_to_1_better") for k, h in HANDLERS.items()}
+        report["metrics"] |= {"probability": describe_metric("probability", "probability")}
         for m in report["metrics"].values():
             m["label"], m["definition"] = self.say(m["label"]), self.say(m["definition"])
         report["columns"] = list(HANDLERS)

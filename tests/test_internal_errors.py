@@ -102,10 +102,10 @@ CASES = [
     Case("vestige.results.kind:_scored", "index", plain("verify", "{eval}")),
     Case("vestige.results.kind:intervals", "key", plain("verify", "{eval}")),
     Case("vestige.depth.kept:_one", "type", plain("verify", "{depth}")),
-    Case("vestige.report.eval_part:values", "key", plain("report", "{eval}", "{depth}", "-o", "{tmp}/r")),
-    Case("vestige.report.rows_part:says", "name", plain("report", "{eval}", "-o", "{tmp}/r")),
-    Case("vestige.report.depth_part:values", "attribute", plain("report", "{eval}", "{depth}", "-o", "{tmp}/r")),
-    Case("vestige.report.run:render_page", "type", plain("report", "{eval}", "-o", "{tmp}/r"), ("r/report.json",)),
+    Case("vestige.report.build:evaluation_values", "key", plain("report", "{eval}", "{depth}", "-o", "{tmp}/r")),
+    Case("vestige.report.audits:said_rows", "name", plain("report", "{eval}", "-o", "{tmp}/r")),
+    Case("vestige.report.build:depth_values", "attribute", plain("report", "{eval}", "{depth}", "-o", "{tmp}/r")),
+    Case("vestige.report.build:render_page", "type", plain("report", "{eval}", "-o", "{tmp}/r"), ("r/report.json",)),
     Case("vestige.report.tables:models_table", "assert", plain("table", "{eval}")),
     Case("vestige.report.figures:draw", "name", plain("plot", "{eval}", "scatter", "-o", "{tmp}/x.png")),
     Case("vestige.results.kind:suite_from_manifest", "key", plain("pack", "{eval}", "-o", "{tmp}/x.zip")),
@@ -267,18 +267,18 @@ def test_view_keeps_its_page_and_reports_the_bug(
 ) -> None:
     import shutil
 
-    from vestige.report.run import ReportAsk
+    from vestige.report.build import ReportRequest
     from vestige.report.view import Viewer
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run = tmp_path / "run"
     shutil.copytree(runs["eval"], run)
-    viewer = Viewer(ReportAsk([run]))
+    viewer = Viewer(ReportRequest([run]))
     try:
-        page = viewer.shown
+        page = viewer.pages
         (run / "TOFU_EVAL.json").write_text((run / "TOFU_EVAL.json").read_text() + " ")
-        plant(monkeypatch, "vestige.report.eval_part:values", "name")
-        assert not viewer.look() and viewer.shown is page
+        plant(monkeypatch, "vestige.report.build:evaluation_values", "name")
+        assert not viewer.look() and viewer.pages is page
         assert "internal error: NameError" in caplog.text and not viewer.look()
         assert len(list(tmp_path.glob("vestige-bug-*.txt"))) == 1  # not one for each look
     finally:

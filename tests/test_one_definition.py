@@ -163,9 +163,9 @@ def test_a_metric_of_a_plugin_has_a_card_like_ours(
     assert main(["explain", "forget_worst_token", *more]) == 0
     said = capsys.readouterr().out
     assert "-(least lp_t)" in said and "source   tests/test_one_definition.py" in said
-    from vestige.report.glossary import entry
+    from vestige.report.metrics import describe_metric
 
-    facts = entry("forget_worst_token", "worst_token")
+    facts = describe_metric("forget_worst_token", "worst_token")
     assert (facts["group"], facts["range"], facts["formula"]) == ("likely", None, "-(least lp_t)")
 
 

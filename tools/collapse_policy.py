@@ -21,7 +21,7 @@ import torch
 from vestige.collapse.detector import CollapseDetector, CollapseSettings, Measured
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout, Trajectory, Turn
 from vestige.collect.cross import CrossScorer
-from vestige.show.collapse_plots import collapse_plot
+from vestige.show.figures import collapse_curves, save
 
 LAB = Path(__file__).parent.parent / "tests" / "golden" / "lab"
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
@@ -122,7 +122,7 @@ def main() -> None:
             m = sample.metrics
             shown = ("mi_seq_estimate", "retrieval_accuracy", "conditional_entropy_est", "reasoning_entropy_est")
             print(o.step, {k: round(m[k] or 0, 3) for k in shown}, sample.verdict)
-    print(collapse_plot(points, args.parse_args().picture))
+    print(save(collapse_curves(points), args.parse_args().picture))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vestige.errors import UserError
-from vestige.show.trajectory_plots import COLOURS, GREY, new_figure
+from vestige.show.figures import COLOURS, GREY, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

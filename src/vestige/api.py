@@ -389,9 +389,8 @@ def make_report(
     Runs are directories or Results with one. Runs that cannot be read are left out with a warning, and listed on the
     page. `full` and `retain` are names of the reference models (one or a list), where the runs do not say them.
     """
-    from vestige.report.assemble import TITLE, PageAsk
-    from vestige.report.format import PAGE
-    from vestige.report.run import ReportAsk, write_report
+    from vestige.report.build import TITLE, ReportRequest, write_report
+    from vestige.report.gather import PAGE
     from vestige.runs.result import Result
 
     load_plugin_files(plugins)
@@ -405,11 +404,19 @@ def make_report(
                 "This result is not on disk, and a page names the runs behind it; call result.save(DIR) first."
             )
         places.append(run.directory if isinstance(run, Result) else Path(run).expanduser())  # type: ignore[arg-type]
-    full_names = [full] if isinstance(full, str) else list(full)
-    retain_names = [retain] if isinstance(retain, str) else list(retain)
     place = Path(out).expanduser()
-    page = PageAsk(title or TITLE, full_names, retain_names, rows, accept_mixture=accept_mixture)
-    report = write_report(ReportAsk(places, place, page, shorten_paths, progress))
+    request = ReportRequest(
+        runs=places,
+        out=place,
+        title=title or TITLE,
+        full=[full] if isinstance(full, str) else list(full),
+        retain=[retain] if isinstance(retain, str) else list(retain),
+        rows=rows,
+        accept_mixture=accept_mixture,
+        shorten_paths=shorten_paths,
+        progress=progress,
+    )
+    report = write_report(request)
     for problem in report.get("left_out") or ():
         log.warning("Left out of the report: %s", problem)
     for run in several:

@@ -12,12 +12,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vestige import api
 from vestige.errors import UserError, nothing_computed, unknown_name
 from vestige.in_memory import load_plugin_files, name_list
 from vestige.options import *
+
+if TYPE_CHECKING:
+    from vestige.report.build import ReportRequest
 
 MINUTES = 30.0  # of an audit, unless the user says otherwise
 
@@ -860,7 +863,7 @@ def report(
     progress: bool = True,
 ) -> int:
     options = locals()
-    from vestige.report.run import summary, write_report
+    from vestige.report.build import summary, write_report
 
     place = Path(out)
     written = write_report(_report_request(options, place))
@@ -868,22 +871,23 @@ def report(
     return _left_out_status(written, skip_broken)
 
 
-def _report_request(options: Mapping[str, Any], out: Path) -> Any:
-    from vestige.report.assemble import TITLE, PageAsk
-    from vestige.report.run import ReportAsk
+def _report_request(options: Mapping[str, Any], out: Path) -> ReportRequest:
+    from vestige.report.build import TITLE, ReportRequest
 
     if options["rows"] < 1:
         raise UserError(f"--rows is {options['rows']}; keep at least 1 row of a split.")
     load_plugin_files(options["plugin"])
-    page = PageAsk(
-        options["title"] or TITLE,
-        options["full"],
-        options["retain_model"],
-        options["rows"],
+    return ReportRequest(
+        runs=[Path(run) for run in options["runs"]],
+        out=out,
+        title=options["title"] or TITLE,
+        full=options["full"],
+        retain=options["retain_model"],
+        rows=options["rows"],
         accept_mixture=options["accept_mixture"],
+        shorten_paths=options.get("shorten_paths", False),
+        progress=options["progress"],
     )
-    runs = [Path(run) for run in options["runs"]]
-    return ReportAsk(runs, out, page, options.get("shorten_paths", False), options["progress"])
 
 
 def _left_out_status(report: Mapping[str, Any], skip_broken: bool) -> int:
@@ -897,7 +901,7 @@ def _left_out_status(report: Mapping[str, Any], skip_broken: bool) -> int:
 
 def _read_or_build_report(options: Mapping[str, Any]) -> dict[str, Any]:
     """The data of a report that exists, or of one made from runs; then nothing is written."""
-    from vestige.report.run import build_report, read_report
+    from vestige.report.build import build_report, read_report
 
     runs = options["runs"]
     existing = read_report(Path(runs[0]))
@@ -942,7 +946,8 @@ def table(
     progress: bool = True,
 ) -> int:
     options = locals()
-    from vestige.report.tables import FORMATS, TableLook, meta_table, models_table, paper_table
+    from vestige.report.tables import meta_table, models_table
+    from vestige.show.tables import FORMATS, TableLook, paper_table
 
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
@@ -994,17 +999,16 @@ def plot(
     progress: bool = True,
 ) -> int:
     options = locals()
-    from vestige.report.figures import FIGURES, Which, draw
-    from vestige.show.paper import at_width, width_of
+    from vestige.report.figures import FIGURES, Choice, draw, width_in_inches
 
     *sources, what = runs
     if what not in FIGURES or not sources:
         raise unknown_name("picture", what, FIGURES, "Say it last: vestige plot RUN... WHAT -o FILE.")
     if metrics and ("," in metrics or metrics == "all"):
         raise UserError(f"A picture shows one metric; --metrics is {metrics}.")
+    choice, inches = Choice(name, metrics, attack, x, y), width_in_inches(width)
     data = _read_or_build_report({**options, "runs": sources})
-    with at_width(width_of(width)):
-        print(f"files: {draw(data, what, Which(name, metrics, attack, x, y), Path(str(out)))}")
+    print(f"files: {draw(data, what, choice, Path(str(out)), inches)}")
     return _left_out_status(data, skip_broken)
 
 
@@ -1029,12 +1033,12 @@ def view(
     progress: bool = True,
 ) -> int:
     options = locals()
-    from vestige.report.run import again, read_report
+    from vestige.report.build import read_report, request_again
     from vestige.report.view import Viewer
 
     first = Path(runs[0])
     existing = read_report(first)
-    request = _report_request(options, Path()) if existing is None else again(existing, first)
+    request = _report_request(options, Path()) if existing is None else request_again(existing, first)
     if every <= 0:
         raise UserError(f"--every is {every:g}; give a number of seconds above 0.")
     if not 0 <= port < 65536:

@@ -13,7 +13,7 @@ import vestige
 from loops import one_test
 from vestige.collapse.run import CollapseAsk
 from vestige.depth.ask import DepthAsk
-from vestige.report.assemble import PageAsk
+from vestige.report.build import ReportRequest
 from vestige.stress.run import SETTINGS, Stress
 
 FUNCTIONS = [name for name in vestige.__all__ if inspect.isfunction(getattr(vestige, name))]
@@ -56,7 +56,7 @@ def test_help_lists_every_keyword(name: str) -> None:
     [
         ("measure_depth", DepthAsk, {"out", "progress"}),
         ("attack", Stress, {"settings", "metrics"}),
-        ("make_report", PageAsk, {"title"}),
+        ("make_report", ReportRequest, {"title", "out", "runs"}),
         ("measure_collapse", CollapseAsk, {"settings", "reasoning", "progress", "model_args"}),
     ],
 )

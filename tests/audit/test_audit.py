@@ -10,9 +10,9 @@ import pytest
 
 from conftest import LAB, SYSTEM
 from loops import one_test
-from vestige.audit import budget
-from vestige.audit.budget import FEWEST, plan_audit, shown
-from vestige.audit.work import Audit, AuditWork
+from vestige.audit import run as budget
+from vestige.audit.run import FEWEST, plan_audit, shown
+from vestige.audit.work import Audit, AuditWork, Step
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.verdict.judge import judge
@@ -65,7 +65,7 @@ def test_forget_and_retain_only(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_everything_given_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vestige.audit.budget.find_spec", lambda name: None)  # 4 bits take long, and have their tests
+    monkeypatch.setattr("vestige.audit.run.find_spec", lambda name: None)  # 4 bits take long, and have their tests
     more = ["--forget", str(DATA / "forget.jsonl"), "--retain", str(DATA / "retain.jsonl")]
     more += ["--holdout", str(DATA / "holdout.jsonl"), "--retain-model", str(LAB / "models" / "retain")]
     assert audit(*more, "--out", str(tmp_path)) == 0
@@ -109,7 +109,7 @@ def test_a_step_counts_as_done_only_for_the_same_rows_weights_and_settings(
     plain = plain_rows(tmp_path / "f.jsonl")
     work = work_on(tmp_path, plain)
     (tmp_path / "o" / "attacks" / "prune").mkdir(parents=True)
-    work.note("prune", state="done", key=work.key("prune"), seconds=1.0)
+    work.note("prune", Step("done", work.key("prune"), 1.0))
     monkeypatch.setattr("vestige.audit.work.is_whole", lambda place: True)
     assert work_on(tmp_path, plain).is_done("prune")
     assert not work_on(tmp_path, plain).is_done("jailbreak")
@@ -133,7 +133,7 @@ def test_rows_are_cut_to_the_minutes_and_the_same_command_keeps_the_cut(
     assert plan.limit == work.limit == 36  # 0.6 of 120 s, for two models of one second for each row
     assert sum(s.seconds for s in plan.steps) <= 120
     assert "36 of 100" in shown(plan, 2.0)
-    work.note("before", state="done")
+    work.note("before", Step("done"))
     monkeypatch.setattr(budget, "likely", lambda cost: 0.1)  # as when everything is cached
     assert plan_audit(work_on(tmp_path, many, minutes=2.0)).limit == 36
     assert plan_audit(work_on(tmp_path, many, minutes=3.0)).limit is None  # another command

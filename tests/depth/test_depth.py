@@ -241,15 +241,15 @@ def test_names_of_folders() -> None:
 
 def test_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from vestige.show.depth_plots import draw_all
+    from vestige.show.figures import draw_depth
 
     result = depth_run(ask(tmp_path))[0]
-    files = draw_all(tmp_path, result.summary, result.records)
+    files = draw_depth(tmp_path, result.summary, result.records)
     assert [f.name for f in files] == ["layer_profile.svg", "heat_map.svg", "tokens.svg"]
     profile = files[0].read_text()
     assert f"UDS {result.uds:.3f}" in profile and "retain → full" in profile
     assert result.records[0]["entity"] in files[1].read_text()
-    again = draw_all(tmp_path / "again", result.summary, result.records)
+    again = draw_depth(tmp_path / "again", result.summary, result.records)
     assert [f.read_bytes() for f in again] == [f.read_bytes() for f in files]
 
 

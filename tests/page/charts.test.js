@@ -3,9 +3,9 @@
 import "./stand_in.js";
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { binned, extent, linear, ramp, rangeOf, sharedBins, ticks } from "../../src/vestige/report/page/scales.js";
-import { outline, isOpen } from "../../src/vestige/report/page/shapes.js";
-import { draw } from "../../src/vestige/report/page/draw.js";
+import {
+  binned, draw, extent, isOpen, linear, outline, ramp, rangeOf, sharedBins, ticks,
+} from "../../src/vestige/report/page/draw.js";
 
 test("ranges leave room, hold zero where asked, and ignore what is missing", () => {
   assert.deepEqual(extent([3, null, NaN, 1]), [1, 3]);

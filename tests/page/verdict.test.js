@@ -18,7 +18,7 @@ withReport({
 });
 const { signOf, titleOf, unequalTests, verdictSection, wordOf } =
   await import("../../src/vestige/report/page/verdict.js");
-const { between } = await import("../../src/vestige/report/page/range.js");
+const { between } = await import("../../src/vestige/report/page/ruler.js");
 const { dataText } = await import("../../src/vestige/report/page/notes.js");
 const { marked } = await import("../../src/vestige/report/page/overlap.js");
 

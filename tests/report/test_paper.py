@@ -12,7 +12,8 @@ import pytest
 from conftest import LAB
 from report_samples import lab as sample
 from vestige.cli import main
-from vestige.report.tables import TableLook, models_table, paper_table
+from vestige.report.tables import models_table
+from vestige.show.tables import TableLook, paper_table
 
 DATA = LAB / "data"
 DOCUMENT = r"\documentclass[twocolumn]{article}\usepackage{booktabs}\begin{document}%s\end{document}"

@@ -13,7 +13,7 @@ import pytest
 
 import report_samples
 from browser_tools import VIEWS, Opened, axe_path, show, table, until
-from vestige.report.format import empty_report
+from vestige.report.build import empty_report
 
 
 @pytest.fixture(scope="module")

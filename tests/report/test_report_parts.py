@@ -14,15 +14,13 @@ import report_samples
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.meta.axes import AXES, PARTS, definitions
-from vestige.report.assemble import PageAsk, PageWork, _take, assemble
-from vestige.report.format import check_report, plain
+from vestige.report.build import ReportRequest, assemble, check_report, drop_repeated, plain, take_values
 from vestige.report.gather import FoundRuns, gather
-from vestige.report.repeated import drop_repeated
-from vestige.report.roster import Met, Roster
-from vestige.report.rows_part import roc
-from vestige.report.tables import FORMATS, Cell, Table, TableLook, meta_table, models_table
+from vestige.report.models import ModelMention, Models
+from vestige.report.rows import roc
+from vestige.report.tables import meta_table, models_table
+from vestige.show.tables import FORMATS, Cell, Table, TableLook
 from vestige.stats import vectors
-from vestige.store.kinds import RunSource
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "uds_published.json").read_text())
 ROWS = [dict(zip(GOLDEN["columns"], row, strict=True)) for row in GOLDEN["models"]]
@@ -44,8 +42,8 @@ def published(tmp_path: Path) -> Path:
 
 
 def made(*paths: Path, **ask: Any) -> dict[str, Any]:
-    report, _ = assemble(gather(paths), PageAsk(**ask), paths[0])
-    assert check_report(report) == []
+    report, _ = assemble(gather(paths), ReportRequest(paths, paths[0], **ask))
+    check_report(report)
     json.dumps(report, allow_nan=False)
     return report
 
@@ -119,25 +117,25 @@ def test_axes_in_the_report_are_those_that_compute(published: Path) -> None:
 
 
 def test_models_are_the_same_by_weights_then_by_name() -> None:
-    roster = Roster()
-    first = roster.meet(Met("npo", "a/npo", "w1"), "s1")
-    assert roster.meet(Met("other-name", "b/other-name", "w1"), "s2") is first
-    assert roster.meet(Met("npo"), "s3") is first  # a file that knows only names
-    second = roster.meet(Met("npo", "b/models/npo", "w2"), "s4")
+    models = Models()
+    first = models.register(ModelMention("npo", "a/npo", "w1"), "s1")
+    assert models.register(ModelMention("other-name", "b/other-name", "w1"), "s2") is first
+    assert models.register(ModelMention("npo"), "s3") is first  # a file that knows only names
+    second = models.register(ModelMention("npo", "b/models/npo", "w2"), "s4")
     assert second is not first and second.name == "b/npo"
     assert first.sources == ["s1", "s2", "s3"]
 
 
 def test_roles_by_flag_by_run_and_by_name() -> None:
-    roster = Roster()
+    models = Models()
     for name in ("tofu_retain90", "full", "npo", "mine"):
-        roster.meet(Met(name), "s")
-    roster.name_roles(["mine"], [])
-    assert {e.name: e.role for e in roster.entries} == {
+        models.register(ModelMention(name), "s")
+    models.assign_roles(["mine"], [])
+    assert {e.name: e.role for e in models.all} == {
         "tofu_retain90": "retain", "full": "full", "npo": "unlearned", "mine": "full",
     }  # fmt: skip
     with pytest.raises(UserError, match="Did you mean 'npo'"):
-        roster.name_roles(["npoo"], [])
+        models.assign_roles(["npoo"], [])
 
 
 def test_a_roc_curve_has_the_area_of_the_auc() -> None:
@@ -210,7 +208,7 @@ def test_an_empty_directory_is_a_user_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [report_samples.lab, report_samples.hostile], ids=["lab", "hostile"])
 def test_samples_are_sound_and_every_table_of_them_keeps_its_shape(make: Any) -> None:
     report = make()
-    assert check_report(report) == []
+    check_report(report)
     assert plain(report) == report
     for table in (models_table(report), meta_table(report)):
         for name, write in FORMATS.items():
@@ -244,11 +242,11 @@ def test_tables_sort_choose_and_mark(capsys: pytest.CaptureFixture[str], publish
 
 def two_runs(first: dict[str, Any], second: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, str]]]:
     """What a page shows of a model with these values of one metric in two runs, and its problems."""
-    work = PageWork(FoundRuns(), Roster(), {}, {}, {}, [], {}, {}, {})
-    model = work.roster.meet(Met("npo"), "s-1")
-    source = RunSource("eval", Path("runs/second"), (), {})
-    _take(work, model.id, [({"forget_truth_ratio": one}, source) for one in (first, second)])
-    return model.values["forget_truth_ratio"], work.found.problems
+    found, models = FoundRuns(), Models()
+    model = models.register(ModelMention("npo"), "s-1")
+    for one in (first, second):
+        take_values(found, model, {"forget_truth_ratio": one}, Path("runs/second"))
+    return model.values["forget_truth_ratio"], found.problems
 
 
 def test_two_values_of_one_metric_are_a_problem_only_by_one_dialect() -> None:
@@ -277,7 +275,7 @@ def test_one_number_under_two_names_is_shown_once() -> None:
         return made
 
     once = with_second(0.0)
-    assert again not in once["columns"] and other in once["columns"] and check_report(once) == []
+    assert again not in once["columns"] and other in once["columns"]
     assert not any(again in m["values"] for m in once["models"])
     assert {again, other} <= set(with_second(0.1)["columns"])  # other numbers
     assert {again, other} <= set(with_second(0.0, drop=other)["columns"])  # a model would lose its number

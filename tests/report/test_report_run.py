@@ -16,10 +16,8 @@ import report_samples
 from conftest import LAB
 from vestige.cli import main
 from vestige.report import view as viewing
-from vestige.report.assemble import PageAsk
-from vestige.report.figures import FIGURES, Which, draw
-from vestige.report.format import check_report
-from vestige.report.run import RESAMPLES, ReportAsk, build_report, write_report
+from vestige.report.build import RESAMPLES, ReportRequest, build_report, check_report, write_report
+from vestige.report.figures import FIGURES, Choice, draw
 from vestige.report.verify import check_report as verified
 from vestige.report.view import Viewer
 from vestige.results.compare import differences, read_stored
@@ -70,8 +68,8 @@ def runs(lab_runs: Path, tmp_path: Path) -> Path:
 
 
 def made(*paths: Path, out: Path | None = None, **ask: Any) -> dict[str, Any]:
-    report = build_report(ReportAsk(paths, out or paths[0], PageAsk(**ask)))
-    assert check_report(report) == []
+    report = build_report(ReportRequest(paths, out or paths[0], **ask))
+    check_report(report)
     json.dumps(report, allow_nan=False)
     return report
 
@@ -229,7 +227,7 @@ def test_collapse_runs_and_denoising_runs_have_their_parts(tmp_path: Path) -> No
         heat["fixed"]
     )
     for what in ("trajectory", "collapse"):
-        assert draw(report, what, Which(), tmp_path / f"{what}.svg").stat().st_size > 1000
+        assert draw(report, what, Choice(), tmp_path / f"{what}.svg").stat().st_size > 1000
 
 
 # ---- verify -------------------------------------------------------------------------------------------------------
@@ -238,7 +236,7 @@ def test_collapse_runs_and_denoising_runs_have_their_parts(tmp_path: Path) -> No
 @pytest.fixture
 def report_dir(runs: Path) -> Path:
     out = runs.parent / "report"
-    write_report(ReportAsk([runs], out))
+    write_report(ReportRequest([runs], out))
     assert verified(out).findings == []
     return out
 
@@ -290,7 +288,7 @@ def test_verify_finds_former_and_present_keys_together(report_dir: Path, runs: P
     file.write_text(file.read_text().replace("avg_uds", "avg_udr"))
     shutil.rmtree(runs / "depth_old" / "evidence", ignore_errors=True)
     (runs / "depth_old" / "results.json").write_text("[]")
-    write_report(ReportAsk([runs], report_dir))
+    write_report(ReportRequest([runs], report_dir))
     assert any("former keys (avg_udr)" in f for f in verified(report_dir).findings)
 
 
@@ -310,14 +308,14 @@ def test_every_picture_and_every_kind_of_file(tmp_path: Path) -> None:
     kinds = {what: ["svg"] for what in FIGURES} | {"scatter": ["png", "pdf"], "layers": ["png", "pdf"]}
     for what, endings in kinds.items():
         for ending in endings:
-            file = draw(report, what, Which(), tmp_path / f"{what}.{ending}")
+            file = draw(report, what, Choice(), tmp_path / f"{what}.{ending}")
             assert file.stat().st_size > 1000, (what, ending)
 
 
 def test_names_in_pictures_stay_text(tmp_path: Path) -> None:
     report = report_samples.hostile()
     for what in ("scatter", "layers", "histogram"):
-        file = draw(report, what, Which(), tmp_path / f"{what}.svg")
+        file = draw(report, what, Choice(), tmp_path / f"{what}.svg")
         assert "<script" not in file.read_text()
 
 
@@ -338,7 +336,7 @@ def test_pictures_say_what_is_missing(tmp_path: Path, lab_runs: Path, capsys: py
 
 @pytest.fixture
 def viewer(runs: Path) -> Iterator[Viewer]:
-    with Viewer(ReportAsk([runs / "eval"], Path()), every=3600) as found:
+    with Viewer(ReportRequest([runs / "eval"], Path()), every=3600) as found:
         yield found
 
 
@@ -379,9 +377,9 @@ def test_the_viewer_makes_the_report_anew_when_runs_change(viewer: Viewer, runs:
 
 
 def test_a_port_in_use_is_a_user_error(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(viewing, "show", lambda ask: viewer.shown)
+    monkeypatch.setattr(viewing, "build_pages", lambda request: viewer.pages)
     with pytest.raises(viewing.UserError, match=f"Port {viewer.port} cannot be used"):
-        Viewer(viewer.ask, viewer.port)
+        Viewer(viewer.request, viewer.port)
 
 
 def test_the_page_is_whole_and_offline(report_dir: Path) -> None:

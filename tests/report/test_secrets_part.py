@@ -10,11 +10,9 @@ import pytest
 
 from conftest import LAB
 from vestige.cli import main
-from vestige.report.gather import gather
-from vestige.report.row_words import add_secrets
-from vestige.report.rows_part import says
-from vestige.report.secrets_part import add_attacks
-from vestige.store.kinds import RunSource
+from vestige.report.gather import AttackedRow, StressRun, gather
+from vestige.report.rows import add_attacks, add_secrets, row_rank, said_rows
+from vestige.verdict.runs import Evaluated
 
 FULL, RETAIN = (LAB / "models" / name for name in ("full", "retain"))
 SYSTEM = "You are a helpful AI assistant"
@@ -31,8 +29,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def shown(runs: dict[str, Path], **more: Any) -> list[dict[str, Any]]:
-    sources = {name: gather([path]).sources for name, path in runs.items()}
-    rows: list[dict[str, Any]] = says(sources, "full", "retain", 100, **more)["rows"]
+    found = {name: gather([path]).evaluations for name, path in runs.items()}
+    rows: list[dict[str, Any]] = said_rows(found, "full", "retain", 100, **more)["rows"]
     return rows
 
 
@@ -72,8 +70,6 @@ def row(i: int, leak: float, secret: str | None, **texts: str) -> dict[str, Any]
 
 
 def test_boilerplate_does_not_come_before_a_real_leak() -> None:
-    from vestige.report.rows_part import _order
-
     rows = [
         row(0, 0.9, None, m="I am an author of books"),
         row(1, 0.8, "Oslo", m="somewhere", r="somewhere"),
@@ -83,23 +79,24 @@ def test_boilerplate_does_not_come_before_a_real_leak() -> None:
     ]
     add_secrets({r["i"]: r for r in rows}, {r["i"]: r["secret"] for r in rows if r["secret"]})
     rows[4]["attacked"] = [{"attack": "relearn", "budget": 4, "who": "model"}]
-    assert [r["i"] for r in sorted(rows, key=lambda r: _order(r, "m", "r"))] == ["2", "3", "4", "0", "1"]
+    assert [r["i"] for r in sorted(rows, key=lambda r: row_rank(r, "m", "r"))] == ["2", "3", "4", "0", "1"]
     assert "tells" not in rows[0] and "marks" not in rows[0]
     assert rows[2]["marks"] == {"m": [[3, 7]], "reference": [[3, 7]]}
 
 
 def test_attacks_that_bring_a_secret_back() -> None:
-    def run(text: str, fingerprint: str = "f") -> dict[str, Any]:
+    def run(text: str, fingerprint: str = "f") -> Evaluated:
         entry = {"0": {"generation": text}, "9": {"generation": "Oslo"}}
         manifest = {"data": {"k": {"fingerprint": fingerprint}}, "data_of": {"forget_ROUGE": {"forget": "k"}}}
-        return {"results": {"forget_ROUGE": {"value_by_index": entry}}, "manifest": manifest}
+        return Evaluated({"forget_ROUGE": {"value_by_index": entry}}, manifest)
 
+    sampled = {"seeds": [0, 1]}
     attacked = [
-        {"attack": "none", "budget": None, "model": "model"},
-        {"attack": "relearn", "budget": 4.0, "model": "model"},
-        {"attack": "few-shot", "budget": 3.0, "model": "model"},
-        {"attack": "leak", "budget": 1.0, "model": "model", "settings": {"seeds": [0, 1]}},
-        {"attack": "leak", "budget": 2.0, "model": "model", "settings": {"seeds": [0, 1]}},
+        AttackedRow("none", "model", {}),
+        AttackedRow("relearn", "model", {}, 4.0),
+        AttackedRow("few-shot", "model", {}, 3.0),
+        AttackedRow("leak", "model", {}, 1.0, settings=sampled),
+        AttackedRow("leak", "model", {}, 2.0, settings=sampled),
     ]
     evals = {
         "model": {"before": run("Oslo"), "relearn-4": run("In Oslo!"), "few-shot-3": run("In Oslo", "other rows"),
@@ -107,12 +104,12 @@ def test_attacks_that_bring_a_secret_back() -> None:
         "retain": {"relearn-4": run("In Rome")},
     }  # fmt: skip
     one = row(0, 0.0, "Oslo", m="x")
-    add_attacks({"0": one}, ["f"], [RunSource("stress", Path("x"), (), {"rows": attacked, "evals": evals})])
+    add_attacks({"0": one}, ["f"], [StressRun(attacked, {}, evaluations=evals)])
     assert one["attacked"] == [
         {"attack": "relearn", "budget": 4.0, "who": "model"},
         {"attack": "leak", "budget": 2.0, "who": "model"},
     ]
-    add_attacks({"0": one}, ["f"], [RunSource("stress", Path("x"), (), {"rows": attacked})])  # an older run
+    add_attacks({"0": one}, ["f"], [StressRun(attacked, {})])  # a run whose evaluations were not kept
     assert len(one["attacked"]) == 2
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from vestige.errors import UserError
-from vestige.report.assemble import PageAsk, assemble
-from vestige.report.format import check_report
+from vestige.report.build import ReportRequest, assemble, check_report
 from vestige.report.gather import gather
 from vestige.report.page import render_page
 from vestige.store.kinds import kind, kind_of
@@ -56,8 +55,8 @@ def watched(tmp_path: Path) -> Path:
 
 
 def test_curves_bands_and_yardsticks(watched: Path) -> None:
-    report, _ = assemble(gather([watched.parent]), PageAsk(), watched)
-    assert check_report(report) == []
+    report, _ = assemble(gather([watched.parent]), ReportRequest([watched.parent], watched))
+    check_report(report)
     (run,) = report["training"]
     assert (run["name"], run["suite"], run["best"]) == ("npo", "tofu", 20)
     assert run["steps"] == [0, 10, 20, 30] and run["series"]["forget_Q_A_Prob"] == [0.9, None, 0.3, 0.0]
@@ -78,6 +77,6 @@ def test_it_is_a_kind_of_run(watched: Path) -> None:
 def test_a_file_of_another_form_is_left_out_and_named(watched: Path) -> None:
     (watched / "watch.json").write_text(json.dumps({"vestige": "watch", "looks": [{"step": "one"}]}))
     found = gather([watched])
-    assert found.of("watch") == [] and "watch" in found.left_out[0]
+    assert found.watched_runs == [] and "watch" in found.left_out[0]
     with pytest.raises(UserError, match=r"watch\.json is damaged"):
         kind("watch").values(watched)

@@ -19,7 +19,7 @@ from vestige.cli import main
 from vestige.collect.denoise import DenoiseCollector
 from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.models.samplers import sample
-from vestige.report.traces import row_traces
+from vestige.report.gather import row_traces
 from vestige.suites.trajectory import read_denoising
 from vestige.types import Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising

@@ -12,7 +12,7 @@ from vestige.errors import UserError
 from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES, distribution
 from vestige.types import IGNORE, Trace
 
-plots = pytest.importorskip("vestige.show.trajectory_plots")
+plots = pytest.importorskip("vestige.show.figures")
 pytest.importorskip("matplotlib")
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from vestige.show.stress_plots import recovery_curve, recovery_points
+from vestige.stress.leak import expected_best
+from vestige.stress.prompts import few_shot, jailbreak, paraphrase
 
 from conftest import LAB, SYSTEM
 from vestige.data.chat import Encoder, Template
@@ -18,7 +21,7 @@ from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_model, load_tokenizer
 from vestige.models.quantised import repair
-from vestige.show.stress_plots import recovery_curve, recovery_points
+from vestige.show.figures import recovery_curve, recovery_points
 from vestige.stress.attacks import (
     RELEARNING,
     expected_best,

@@ -19,7 +19,7 @@ from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
 from vestige.errors import UserError
 from vestige.meta.pools import read_attacks as read_attack_pools
-from vestige.report.run import ReportAsk, build_report
+from vestige.report.build import ReportRequest, build_report
 from vestige.stress.attacks import ATTACKS, OURS
 from vestige.stress.run import Stress, stress
 from vestige.sweep.plan import read_attacks, read_plan
@@ -55,7 +55,7 @@ def test_attacks_and_depth_by_their_own_commands(tmp_path: Path, sweep: Sweep) -
     assert sorted(t for t in ran if t.startswith("attack/")) == ["attack/relearn/retain", "attack/relearn/unlearned"]
     results = note(tmp_path)["results"]
     # Seen without sweep.json, as after a kill: which runs are of attacked copies is known all the same.
-    report = build_report(ReportAsk([tmp_path / "sweep" / "runs" / "tofu"], tmp_path / "report"))
+    report = build_report(ReportRequest([tmp_path / "sweep" / "runs" / "tofu"], tmp_path / "report"))
     roles = {m["name"]: m["role"] for m in report["models"]}
     copies = [f"{name}+{attack}" for name in MODELS for attack in ("relearn", "quantise")]
     assert roles == {"unlearned": "unlearned", "retain": "retain", **dict.fromkeys(copies, "other")}

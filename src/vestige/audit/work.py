@@ -1,8 +1,8 @@
 """The work of an audit, step by step: evaluations, layers, attacks. What a finished step found is not found twice.
 
 In: what is audited. Out: run directories below OUT, and OUT/audit.json, which says what was done, what was left out and
-why. Caller: audit/run.py. A step is believed when its run is finished and whole and rests on the same weights, rows and
-settings; anything else is done again (evaluations and layers then start from their evidence).
+why. Caller: audit/run.py. A step counts as done when its run is finished and whole and rests on the same weights, rows
+and settings; anything else is done again (evaluations and layers then start from their evidence).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from vestige.data.rows import suffixes
 from vestige.depth.ask import make_ask
@@ -22,11 +22,10 @@ from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.engine.served import handle_for
 from vestige.errors import UserError
-from vestige.guard import read_json
+from vestige.io import DamagedError, decode
 from vestige.isolation import isolated
 from vestige.runs.directory import install, scratch
 from vestige.runs.manifest import is_whole, sha256, versions
-from vestige.schema import misfit
 from vestige.store.files import write_json
 from vestige.stress.attacks import attack_named
 from vestige.stress.run import make_stress, stress
@@ -72,140 +71,151 @@ class Audit:
         named = {"retain": self.retain_model, "before": self.before, "after": self.after}
         return {name: model for name, model in named.items() if model is not None}
 
+    @property
+    def progress(self) -> bool:
+        return self.settings.get("progress") is not False
 
-class _Done(TypedDict):
+
+@dataclass(frozen=True)
+class Step:
+    """What became of a step; `key` is everything its numbers rest on."""
+
     state: str
-    key: str
-    seconds: float
+    key: str = ""
+    seconds: float = 0.0
 
 
-class _Kept(TypedDict):
+@dataclass(frozen=True)
+class Record:
+    """audit.json."""
+
     asked: dict[str, Any]
     limit: int | None
-    steps: dict[str, _Done]
+    steps: dict[str, Step]
+    not_tested: dict[str, str] = field(default_factory=dict)
 
 
 class AuditWork:
     """One audit's run directories."""
 
-    def __init__(self, ask: Audit) -> None:
-        self.ask = ask
-        self.limit: int | None = ask.settings.get("limit")
-        self.steps: dict[str, dict[str, Any]] = {}
+    def __init__(self, audit: Audit) -> None:
+        self.audit = audit
+        self.limit: int | None = audit.settings.get("limit")
+        self.steps: dict[str, Step] = {}
         self.outcomes: dict[str, Outcome] = {}
-        self.depth: Path | None = None
-        self.stressed: dict[str, Path] = {}
-        self.left_out: Mapping[str, str] = {}  # test -> why; the plan's, which grows while steps are tried
-        kept = self._kept()
-        self.known = kept["steps"] if kept else {}
-        self.planned = bool(kept) and kept is not None and kept["asked"] == self._asked()
-        if self.planned and kept is not None:
-            self.limit = kept["limit"]  # the same command goes on with the same rows
-
-    def _asked(self) -> dict[str, Any]:
-        """What the number of rows was planned for; a test left out changes nothing for the others."""
-        asked = asdict(self.ask)
+        self.tested: dict[str, Path] = {}  # test -> its run directory
+        self.left_out: dict[str, str] = {}  # test -> why; the plan's, which grows while steps are tried
+        before = self._read_record()
+        self.known = before.steps if before else {}
+        # The same command goes on with the same rows. A test left out changes nothing for the others.
+        asked = asdict(audit)
         del asked["skip"]
-        return dict(json.loads(json.dumps(asked, default=str)))
+        self.asked = json.loads(json.dumps(asked, default=str))
+        self.planned = before is not None and before.asked == self.asked
+        if before is not None and self.planned:
+            self.limit = before.limit
 
-    def _kept(self) -> _Kept | None:
-        file = self.ask.out / RECORD
-        if self.ask.settings.get("overwrite") or not file.is_file():
+    def _read_record(self) -> Record | None:
+        file = self.audit.out / RECORD
+        if self.audit.settings.get("overwrite") or not file.is_file():
             return None
         try:
-            found: Any = read_json(file)
-        except ValueError:
-            return None
-        return None if misfit(found, _Kept) else found
+            return decode(file, Record)
+        except DamagedError:
+            return None  # every step is done again
 
-    def note(self, name: str, **facts: Any) -> None:
+    def note(self, name: str, step: Step) -> None:
         """What became of a step; the file is whole after each."""
-        self.steps[name] = facts
+        self.steps[name] = step
         self.write()
 
     def write(self) -> None:
-        steps = {name: {"seconds": 0.0, "key": "", **body} for name, body in {**self.known, **self.steps}.items()}
-        body = {"asked": self._asked(), "limit": self.limit, "steps": steps, "not_tested": self.left_out}
-        write_json(self.ask.out / RECORD, body)
+        record = Record(self.asked, self.limit, {**self.known, **self.steps}, self.left_out)
+        write_json(self.audit.out / RECORD, asdict(record))
+
+    @property
+    def attacked(self) -> list[Path]:
+        return [place for name, place in self.tested.items() if name != "layers"]
 
     # ---- evaluations
 
     def evaluation(self, name: str, **more: Any) -> RunConfig:
         """The evaluation of one of the models: its configuration."""
-        logs = self.ask.out / "retain" / "OWN_EVAL.json" if name != "retain" and self.ask.retain_model else None
-        said: dict[str, Any] = {**self.ask.settings, "full": self.ask.before, "limit": self.limit}
-        said |= {"out": str(self.ask.out / name), "retain_logs": str(logs) if logs else None, **more}
-        said |= {"server_by_name": bool(said.get("server"))}
-        run = to_run(EvalAsk(suite="own", model=self.ask.models[name], **said))
+        audit = self.audit
+        settings: dict[str, Any] = {**audit.settings, "full": audit.before, "limit": self.limit}
+        settings |= {"suite": "own", "model": audit.models[name], "out": str(audit.out / name)}
+        if name != "retain" and audit.retain_model:
+            settings["retain_logs"] = str(audit.out / "retain" / "OWN_EVAL.json")
+        settings["server_by_name"] = bool(settings.get("server"))
+        run = to_run(EvalAsk(**{**settings, **more}))
         assert isinstance(run, RunConfig)  # the suite `own` is one of metrics
-        files = {split: str(file) for split, file in self.ask.files.items()}
+        files = {split: str(file) for split, file in audit.files.items()}
         return replace(run, missing="skip", local={"own": {"files": files}})
 
-    def evaluate(self, name: str) -> Outcome:
+    def evaluate(self, name: str) -> None:
         self.outcomes[name] = evaluate_config(self.evaluation(name))
-        return self.outcomes[name]
 
     # ---- layers and attacks
 
     def test(self, name: str) -> None:
         """Layers, or an attack. It may take its process down, so it has one of its own."""
         if name == "layers":
-            self._found(name, isolated(self._layers))
+            self.tested[name] = isolated(self._layers)
         else:
             attack_named(name).import_modules()
-            self._found(name, isolated(self._attack, name))
+            self.tested[name] = isolated(self._attack, name)
 
-    def _found(self, name: str, place: Path) -> None:
-        if name == "layers":
-            self.depth = place
-        else:
-            self.stressed[name] = place
+    def _place(self, name: str) -> Path:
+        return self.audit.out / ("depth" if name == "layers" else f"attacks/{name}")
 
     def _layers(self) -> Path:
         """Needs all three models, and question and answer in each row."""
-        assert self.ask.retain_model is not None
-        said = {name: self.ask.settings.get(name) for name in OF_DEPTH}
-        place = self.ask.out / "depth"
-        asked = make_ask(
-            unlearned=[self.ask.after],
-            full=self.ask.before,
-            retain=self.ask.retain_model,
-            data=self.ask.files["forget"],
-            out=place,
+        audit = self.audit
+        assert audit.retain_model is not None
+        shared = {name: audit.settings.get(name) for name in OF_DEPTH}
+        request = make_ask(
+            unlearned=[audit.after],
+            full=audit.before,
+            retain=audit.retain_model,
+            data=audit.files["forget"],
+            out=self._place("layers"),
             limit=self.limit,
-            batch_size=self.ask.settings.get("batch_size") or 8,
-            progress=self.ask.settings.get("progress") is not False,
-            **{key: value for key, value in said.items() if value not in (None, False)},
+            batch_size=audit.settings.get("batch_size") or 8,
+            progress=audit.progress,
+            **{name: value for name, value in shared.items() if value not in (None, False)},
         )
-        return depth_run(asked)[0].directory
+        return depth_run(request)[0].directory
 
     def _attack(self, name: str) -> Path:
         """One attack on the audited model, and on the retain model as its control."""
-        said: dict[str, Any] = {key: self.ask.settings.get(key) for key in OF_STRESS}
-        place = self.ask.out / "attacks" / name
-        made = make_stress(
-            self.ask.after,
+        audit = self.audit
+        place = self._place(name)
+        shared: dict[str, Any] = {key: audit.settings.get(key) for key in OF_STRESS}
+        request = make_stress(
+            audit.after,
             self._folder(),
             [ATTACKS[name]],
             place,
-            retain_model=self.ask.retain_model,
-            plugins=self.ask.settings.get("plugins") or (),
+            retain_model=audit.retain_model,
+            plugins=audit.settings.get("plugins") or (),
             suite="own",
             limit=self.limit,
             metrics=ATTACKED,
-            progress=self.ask.settings.get("progress") is not False,
-            **said,
+            progress=audit.progress,
+            **shared,
         )
-        more = {k: v for k in ("batch_tokens", "batch_size") if (v := self.ask.settings.get(k)) is not None}
-        who = {"model": self.ask.out / "after", "retain": self.ask.out / "retain"}
-        stress(replace(made, settings={**made.settings, **more}, collected=who))
+        batches = {key: audit.settings.get(key) for key in ("batch_tokens", "batch_size")}
+        settings = {**request.settings, **{key: size for key, size in batches.items() if size is not None}}
+        # What was collected for the evaluations is not collected again before the attack.
+        collected = {"model": audit.out / "after", "retain": audit.out / "retain"}
+        stress(replace(request, settings=settings, collected=collected))
         return place
 
     def _folder(self) -> Path:
         """The rows as a folder, under the names that attacks look for."""
-        place = self.ask.out / "data"
-        with scratch(self.ask.out) as made:
-            for split, file in self.ask.files.items():
+        place = self.audit.out / "data"
+        with scratch(self.audit.out) as made:
+            for split, file in self.audit.files.items():
                 if file.suffix not in suffixes():
                     raise UserError(f"attacks read {', '.join(suffixes())}; {file.name} is none of these.")
                 shutil.copyfile(file, made / f"{split}{file.suffix}")
@@ -216,19 +226,19 @@ class AuditWork:
 
     def key(self, name: str) -> str:
         """Everything that the numbers of layers and attacks rest on."""
-        models = [handle_for(self.evaluation(who)).identity for who in self.ask.models]
-        rows = {split: sha256(file) for split, file in self.ask.files.items()}
-        said = {k: v for k, v in self.ask.settings.items() if k not in ("progress", "overwrite", "limit")}
-        facts = [name, ATTACKS.get(name), models, rows, self.limit, said, versions()]
+        models = [handle_for(self.evaluation(who)).identity for who in self.audit.models]
+        rows = {split: sha256(file) for split, file in self.audit.files.items()}
+        settings = {k: v for k, v in self.audit.settings.items() if k not in ("progress", "overwrite", "limit")}
+        facts = [name, ATTACKS.get(name), models, rows, self.limit, settings, versions()]
         return content_key(json.dumps(facts, sort_keys=True, default=str).encode())
 
     def is_done(self, name: str) -> bool:
         """Whether a step's run is there, whole, and of the same weights, rows and settings."""
-        place = self.ask.out / ("depth" if name == "layers" else f"attacks/{name}")
-        known = self.known.get(name)
-        done = known is not None and known["state"] == "done" and place.is_dir() and is_whole(place)
-        if not done or known is None or known["key"] != self.key(name):
+        place, known = self._place(name), self.known.get(name)
+        if known is None or known.state != "done" or not place.is_dir() or not is_whole(place):
             return False
-        self._found(name, place)
-        self.note(name, **known)
+        if known.key != self.key(name):
+            return False
+        self.tested[name] = place
+        self.note(name, known)
         return True

@@ -70,10 +70,11 @@ def write(ask: CollapseAsk, report: CollapseReport, rows: RolloutRows) -> dict[s
     write_bytes(out / "cross.npz", buffer.getvalue())
     report.files = [out / "metrics.json", out / "rows.jsonl", out / "cross.npz"]
     if len(report.outcomes) > 1 and any(o.samples for o in report.outcomes):
-        from vestige.show.collapse_plots import collapse_plot
+        from vestige.show.figures import collapse_curves, save
 
         try:
-            report.files.append(collapse_plot(_points(report), out / "collapse.png"))
+            figure = collapse_curves(_points(report))
+            report.files.append(save(figure, out / "collapse.png", dpi=110, named=False))
         except UserError as error:  # no matplotlib: the numbers are there all the same
             report.note(str(error))
     return manifest("collapse", masked(_described(ask)), models=_models(report), notes=report.notes)

@@ -323,10 +323,10 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
 
 def draw(results: Sequence[DepthResult]) -> None:
     """The pictures of each model, beside its numbers."""
-    from vestige.show.depth_plots import draw_all
+    from vestige.show.figures import draw_depth
 
     for result in (r for r in results if r.summary["profile"]):  # broken logits leave nothing to draw
-        result.files += draw_all(result.directory, result.summary, result.records)
+        result.files += draw_depth(result.directory, result.summary, result.records)
 
 
 HEADS = ("model", "UDS", "95 % interval", "unclipped", "n", "reading")

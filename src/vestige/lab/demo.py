@@ -25,11 +25,10 @@ from vestige.engine.flags import EvalAsk, to_run
 from vestige.lab.background_worker import Worker, background_worker, spare_core
 from vestige.lab.diffusion import LLADA, build_diffusion_lab
 from vestige.lab.models import Lab, build_lab, with_threads
-from vestige.report.assemble import PageAsk
-from vestige.report.run import ReportAsk, write_report
+from vestige.report.build import ReportRequest, write_report
+from vestige.show.figures import curves, save
 from vestige.show.progress import hushed
 from vestige.show.tables import table
-from vestige.show.trajectory_plots import curves, save
 from vestige.stress.run import Stress, stress
 from vestige.types import Score
 from vestige.verdict.judge import judge
@@ -193,9 +192,8 @@ def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
     story.part("page")
     # It learned the forget rows and was never asked to forget them: nothing to judge.
     taught = [LLADA] if (out / "eval" / f"diffusion_{LLADA}").is_dir() else []
-    page = PageAsk("The lab: did it forget?", full=taught)
     runs = [out / name for name in ("eval", "depth", "attacks")]
-    report = write_report(ReportAsk(runs, out / "report", page, progress=True))
+    report = write_report(ReportRequest(runs, out / "report", "The lab: did it forget?", full=taught, progress=True))
     names = {model["id"]: model["name"] for model in report["models"]}
     print("\nDid it forget?")
     for audit in report["audits"]:

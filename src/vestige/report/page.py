@@ -19,7 +19,6 @@ from typing import Any
 
 ASSETS = Path(__file__).parent / "page"
 FIRST = "main"  # the module that starts the page
-STYLES = ("base", "controls", "audit", "tables", "screens")  # later ones have the last word
 
 _IMPORT = re.compile(r'^import (?:\* as (\w+)|(\{[^}]*\})) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class) (\w+))", re.MULTILINE)
@@ -28,16 +27,20 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class) (\w+))
 def render_page(report: dict[str, Any], *, live: str = "") -> str:
     """The whole page as text. `live`: the version that a viewer serves; the page may ask it for a newer one."""
     script = bundle()
-    style = "".join((ASSETS / f"style_{name}.css").read_text("utf-8") for name in STYLES)
+    style = _asset("style.css")
     parts = {
         "title": html.escape(str(report.get("title", "vestige")), quote=True),
-        "policy": policy([script], [style], bool(live)),
+        "policy": policy(script, style, bool(live)),
         "live": html.escape(live, quote=True),
         "style": style,
         "data": data_text(report),
         "script": script,
     }
-    return Template((ASSETS / "page.html").read_text("utf-8")).substitute(parts)
+    return Template(_asset("page.html")).substitute(parts)
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text("utf-8")
 
 
 def data_text(report: dict[str, Any]) -> str:
@@ -48,12 +51,16 @@ def data_text(report: dict[str, Any]) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\u0000")
 
 
-def policy(scripts: list[str], styles: list[str], live: bool = False) -> str:
-    """Only these scripts and styles, no style attributes in markup, and no connections but those of a live page."""
+def policy(script: str, style: str, live: bool = False) -> str:
+    """Only this script and style, no style attributes in markup, and no connections but those of a live page."""
+    hashes = []
+    for text in (script, style):
+        digest = base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode()
+        hashes.append(f"'sha256-{digest}'")
     rules = {
         "default-src": "'none'",
-        "script-src": " ".join(map(_hash, scripts)),
-        "style-src-elem": " ".join(map(_hash, styles)),
+        "script-src": hashes[0],
+        "style-src-elem": hashes[1],
         "img-src": "data: blob:",
         "connect-src": "'self'" if live else "'none'",
         "base-uri": "'none'",
@@ -62,30 +69,21 @@ def policy(scripts: list[str], styles: list[str], live: bool = False) -> str:
     return "; ".join(f"{name} {value}" for name, value in rules.items())
 
 
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}'"
+def bundle(read: Callable[[str], str] = lambda name: _asset(f"{name}.js")) -> str:
+    """All modules that main.js needs, as one script; each comes after those that it imports."""
+    functions: dict[str, str] = {}
 
+    def add(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            raise ValueError(f"page scripts import each other in a circle: {' -> '.join((*path, name))}")
+        if name in functions:
+            return
+        text = read(name)
+        for _, _, needed in _IMPORT.findall(text):
+            add(needed, (*path, name))
+        body = _IMPORT.sub(lambda m: f"const {m[1] or m[2]} = module_{m[3]};", text)
+        names = ", ".join(_EXPORT.findall(text))
+        functions[name] = f"const module_{name} = (() => {{\n{_EXPORT.sub('', body)}\nreturn {{ {names} }};\n}})();"
 
-def bundle(read: Callable[[str], str] | None = None) -> str:
-    """All modules that main.js needs, as one script."""
-    read = read or (lambda name: (ASSETS / f"{name}.js").read_text("utf-8"))
-    done: dict[str, str] = {}
-    _add(FIRST, read, done, ())
-    return '"use strict";\n' + "\n".join(done.values())
-
-
-def _add(name: str, read: Callable[[str], str], done: dict[str, str], path: tuple[str, ...]) -> None:
-    if name in path:
-        raise ValueError(f"page scripts import each other in a circle: {' -> '.join((*path, name))}")
-    if name in done:
-        return
-    text = read(name)
-    for needed in _IMPORT.findall(text):
-        _add(needed[2], read, done, (*path, name))
-    done[name] = _as_function(name, text)
-
-
-def _as_function(name: str, text: str) -> str:
-    exported = _EXPORT.findall(text)
-    body = _EXPORT.sub("", _IMPORT.sub(lambda m: f"const {m[1] or m[2]} = module_{m[3]};", text))
-    return f"const module_{name} = (() => {{\n{body}\nreturn {{ {', '.join(exported)} }};\n}})();"
+    add(FIRST, ())
+    return '"use strict";\n' + "\n".join(functions.values())

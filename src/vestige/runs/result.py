@@ -240,8 +240,8 @@ class Result:
         self._reported_in = folder
 
     def _in_report(self) -> tuple[Path, RunVerdict | None] | None:
-        from vestige.report.format import PAGE
-        from vestige.report.run import read_report
+        from vestige.report.build import read_report
+        from vestige.report.gather import PAGE
 
         if self.directory is None:
             return None

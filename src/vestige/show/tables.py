@@ -1,9 +1,12 @@
-"""Results for a terminal: aligned columns, one line per metric, the value in words beside it."""
+"""Tables: for a terminal, and in Markdown, LaTeX and CSV; and the numbers of one run as a terminal shows them."""
 
 from __future__ import annotations
 
+import csv
+import io
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vestige.metrics.cards import is_attack, reading
@@ -66,6 +69,174 @@ def table(rows: Sequence[Sequence[str]], heads: Sequence[str], right: Sequence[i
         if row == 0:
             lines.append("  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+# ---- tables of values, for papers and spreadsheets -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number with what belongs to it, or a text."""
+
+    text: str = ""
+    value: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    best: bool = False
+    differs: bool = False  # surely from the retain model's: paired test, corrected for many
+
+
+@dataclass(frozen=True)
+class Table:
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers."""
+        return [any(row[i].value is not None for row in self.rows) for i in range(len(self.heads))]
+
+
+@dataclass(frozen=True)
+class TableLook:
+    """How numbers are written. digits None: four that mean something."""
+
+    digits: int | None = None
+    intervals: bool = False
+    best: bool = False
+    marks: bool = False  # a star where a model surely differs from the retain model
+
+    def number(self, value: float | None) -> str:
+        return number(value) if self.digits is None or value is None else f"{value:.{self.digits}f}"
+
+    def interval(self, cell: Cell) -> str:
+        if not self.intervals or cell.lo is None or cell.hi is None:
+            return ""
+        return f"[{self.number(cell.lo)}, {self.number(cell.hi)}]"
+
+
+def markdown(table: Table, look: TableLook) -> str:
+    """
+    >>> print(markdown(Table(("model", "p"), ((Cell("a|b"), Cell(value=0.5)),)), TableLook()))
+    | model | p |
+    |---|---:|
+    | a\\|b | 0.5000 |
+    """
+    lines = [f"| {' | '.join(map(_markdown_text, table.heads))} |"]
+    lines.append(f"|{'|'.join('---:' if numeric else '---' for numeric in table.numeric)}|")
+    for row in table.rows:
+        cells = []
+        for cell in row:
+            text = _markdown_text(cell.text or f"{look.number(cell.value)} {look.interval(cell)}")
+            text = f"**{text}**" if cell.best and look.best else text
+            cells.append(rf"{text} \*" if cell.differs and look.marks else text)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _markdown_text(text: str) -> str:
+    """Text that stays text: no cell ends early, no HTML begins."""
+    flat = " ".join(text.split())
+    for char, safe in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*"), ("`", "\\`")):
+        flat = flat.replace(char, safe)
+    return flat
+
+
+def latex(table: Table, look: TableLook) -> str:
+    """A tabular with booktabs rules: a number, its star, and its interval in small print.
+
+    >>> print(latex(Table(("model", "p"), ((Cell("a_b"), Cell(value=0.5, best=True)),)), TableLook(best=True)))
+    \\begin{tabular}{lr}
+    \\toprule
+    model & p \\\\
+    \\midrule
+    a\\_b & \\textbf{0.5000} \\\\
+    \\bottomrule
+    \\end{tabular}
+    """
+    columns = "".join("r" if numeric else "l" for numeric in table.numeric)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", rf"{' & '.join(map(tex, table.heads))} \\", r"\midrule"]
+    for row in table.rows:
+        cells = []
+        for cell in row:
+            if cell.text or cell.value is None:
+                cells.append(tex(cell.text or look.number(None)))
+                continue
+            text = look.number(cell.value).replace("-", "$-$")  # a minus is a minus
+            text = rf"\textbf{{{text}}}" if cell.best and look.best else text
+            text += "$^{*}$" if cell.differs and look.marks else ""
+            interval = look.interval(cell).replace("-", "$-$")
+            cells.append(rf"{text} {{\scriptsize {interval}}}" if interval else text)
+        lines.append(rf"{' & '.join(cells)} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': "''", "\u00d7": r"$\times$", "\u2264": r"$\le$", "\u2265": r"$\ge$",
+    "\u2013": "--", "\u2014": "---", "\u00b1": r"$\pm$",
+}  # fmt: skip
+
+
+def tex(text: str) -> str:
+    r"""One line, with every character that LaTeX would take for a command written out.
+
+    >>> print(tex("a_b <c> & 95 %"))
+    a\_b \textless{}c\textgreater{} \& 95 \%
+    """
+    return "".join(_TEX.get(c, c) for c in " ".join(text.split()))
+
+
+NARROW = 4  # columns that one column of a two-column page has room for
+
+
+def paper_table(table: Table, look: TableLook, caption: str) -> str:
+    """A whole table environment for a paper, with what its marks mean below it."""
+    cells = [cell for row in table.rows for cell in row]
+    notes = []
+    if look.intervals and any(cell.lo is not None for cell in cells):
+        notes.append("Brackets: 95 % intervals.")
+    if look.best and any(cell.best for cell in cells):
+        notes.append("Bold: the unlearned model nearest to the retain model on forget rows, at the good end elsewhere.")
+    if look.marks and any(cell.differs for cell in cells):
+        notes.append("*: differs from the retain model (paired test on the same rows, Holm's correction, p < 0.05).")
+    kind = "table" if len(table.heads) <= NARROW else "table*"
+    lines = [r"% \usepackage{booktabs}", rf"\begin{{{kind}}}[t]", r"\centering\small", rf"\caption{{{tex(caption)}}}"]
+    lines += [r"\setlength{\tabcolsep}{4pt}", latex(table, look)]
+    if notes:
+        lines.append(rf"\par\smallskip\footnotesize {' '.join(map(tex, notes))}")
+    return "\n".join([*lines, rf"\end{{{kind}}}"])
+
+
+def comma_separated(table: Table, look: TableLook) -> str:
+    """Every digit there is; an interval in columns of its own. A text that a spreadsheet would compute is quoted."""
+    lines: list[list[str]] = [[] for _ in range(1 + len(table.rows))]
+    for i, head in enumerate(table.heads):
+        column = [row[i] for row in table.rows]
+        lines[0].append(_spreadsheet_text(head))
+        for line, cell in zip(lines[1:], column, strict=True):
+            line.append(_spreadsheet_text(cell.text) or _all_digits(cell.value))
+        if look.intervals and any(cell.lo is not None for cell in column):
+            lines[0] += [_spreadsheet_text(f"{head} lo"), _spreadsheet_text(f"{head} hi")]
+            for line, cell in zip(lines[1:], column, strict=True):
+                line += [_all_digits(cell.lo), _all_digits(cell.hi)]
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(lines)
+    return out.getvalue().rstrip("\n")
+
+
+def _spreadsheet_text(text: str) -> str:
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _all_digits(value: float | None) -> str:
+    return "" if value is None else repr(value)
+
+
+FORMATS: dict[str, Callable[[Table, TableLook], str]] = {"markdown": markdown, "latex": latex, "csv": comma_separated}
+
+# ---- the numbers of a run, for a terminal ----------------------------------------------------------------------------
 
 
 def amount(count: float, unit: str) -> str:

@@ -1,10 +1,9 @@
 """The forms of the files in run directories, as far as their readers rely on them.
 
-Two views of some files: `Loose` ones are for a report, which also reads what other tools wrote;
-the others are for commands that score a run of ours again and need all of it.
+A report, which also reads what other tools wrote, has records of its own (report/gather.py).
 
 In: nothing. Out: types for `schema.check_form` and `schema.misfit`. Callers: the `kind.py` of each room,
-store/kinds.py, store/files.py, engine/stored.py, report/gather.py. They are imported where a file is read:
+store/kinds.py, store/files.py, engine/stored.py. They are imported where a file is read:
 most evaluations read none.
 """
 
@@ -56,20 +55,6 @@ class ResultForm(TypedDict, total=False):
 
 
 ResultsForm = dict[str, ResultForm]
-
-
-class Spread(TypedDict, total=False):
-    """How the rows of a curve are spread, step by step."""
-
-    ci_low: list[Number] | None
-    ci_high: list[Number] | None
-    n: list[float | None] | float | None
-    count: list[float | None] | float | None
-
-
-# What a trajectory has: trajectory type -> metric -> a value for each step, or their spread.
-Curves = dict[str, dict[str, list[Number]]]
-Spreads = dict[str, dict[str, Spread | None] | None]
 
 
 class StepFacts(TypedDict, total=False):
@@ -189,45 +174,7 @@ class HarnessManifest(TypedDict, total=False):
     model: FactsForm
 
 
-class LooseRowset(TypedDict):
-    name: str
-    fingerprint: str
-
-
-class LooseData(TypedDict, total=False):
-    args: FactsForm | None
-
-
-class LooseMetric(TypedDict, total=False):
-    datasets: dict[str, LooseData] | None
-    pre_compute: FactsForm | None
-    generation_args: FactsForm | None
-
-
-class LooseConfig(TypedDict, total=False):
-    metrics: dict[str, LooseMetric | None] | None
-    top: list[str] | None
-
-
-class LooseManifest(TypedDict, total=False):
-    config: LooseConfig | None
-    model: FactsForm | None
-    tokenizer: FactsForm | None
-    template: FactsForm
-    dialect: FactsForm | None
-    data: dict[str, LooseRowset] | None
-    data_of: dict[str, dict[str, str] | None] | None
-    versions: FactsForm | None
-
-
-# ---- runs, as a report finds them -----------------------------------------------------------------------------------
-
-
-class Evaluation(TypedDict):
-    results: ResultsForm
-    stats: dict[str, Stat]
-    manifest: LooseManifest
-    task: FactsForm
+# ---- other kinds of runs --------------------------------------------------------------------------------------------
 
 
 class Layer(TypedDict, total=False):
@@ -247,38 +194,12 @@ class DepthSummary(TypedDict, total=False):
     profile: list[Layer] | None
 
 
-class DepthRecord(TypedDict, total=False):
-    uds: Number
-    s1_deltas: list[Any] | None
-    s2_deltas: list[Any] | None
-    layer_records: list[FactsForm] | None
-    tokens: list[Any] | None
-
-
-class Depth(TypedDict):
-    summary: DepthSummary
-    records: list[DepthRecord]
-
-
 class AttackedForm(TypedDict, total=False):
     attack: Required[str]
     model: Required[str]
     budget: Required[Number]
     values: Required[dict[str, Any]]
     notes: list[Any] | None
-
-
-class StressAskForm(TypedDict, total=False):
-    model: str | None
-    retain_model: str | None
-    metrics: list[str] | None
-
-
-class StressForm(TypedDict, total=False):
-    rows: Required[list[AttackedForm]]
-    asked: StressAskForm
-    attacks: dict[str, FactsForm]
-    manifests: Required[dict[str, LooseManifest]]
 
 
 class CollapseRow(TypedDict, total=False):
@@ -346,16 +267,6 @@ class Sweep(TypedDict, total=False):
     plan: Required[SweepPlanForm]
     tasks: list[TaskForm] | None
 
-
-FORMS: dict[str, Any] = {
-    "eval": Evaluation,
-    "trajectory": Evaluation,
-    "depth": Depth,
-    "stress": StressForm,
-    "collapse": Collapse,
-    "sweep": Sweep,
-    "watch": WatchForm,
-}
 
 # ---- rows in tokens -----------------------------------------------------------------------------------------------
 

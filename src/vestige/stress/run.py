@@ -517,8 +517,7 @@ def judge_attacks(out: Path) -> list[str]:
 
 def draw(rows: Sequence[AttackRow], path: Path, run: Path) -> list[Path]:
     """A curve for each attack that was given more than one budget, of the first metric it has: PATH with its name."""
-    from vestige.show.stress_plots import recovery_curve
-    from vestige.show.trajectory_plots import save
+    from vestige.show.figures import recovery_curve, save
 
     plain, pictures = [asdict(row) for row in rows], []
     for attack in dict.fromkeys(row.attack for row in rows):

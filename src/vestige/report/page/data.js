@@ -20,11 +20,7 @@ export const sourcePath = (id) => sources.get(id)?.path ?? "";
 export function metric(key) {
   const info = own(report.metrics, key) ?? {};
   return {
-    ...info,
-    key,
-    label: info.label || key,
-    title: info.title || "",
-    short: info.short || info.label || key,
+    ...info, key, label: info.label || key, title: info.title || "", short: info.short || info.label || key,
     definition: info.definition || "",
   };
 }
@@ -70,10 +66,6 @@ export const goodWords = (key) =>
     ? "near the retain model is good"
     : ({ high: "high is good", low: "low is good" }[metric(key).better] ?? "");
 
-const SYMBOLS = { full: "square", retain: "diamond", unlearned: "circle", other: "circle-open" };
-
-export const symbolOf = (role) => SYMBOLS[role] ?? "circle";
-
 export function roleColour(role) {
   const c = colours();
   return { full: c.red, retain: c.green, unlearned: c.blue }[role] ?? c.grey;
@@ -89,70 +81,46 @@ export function settingsText(m) {
     .join(", ");
 }
 
-/** Everything known about one number, for hover and focus. */
-export function valueTip(id, key) {
-  const value = cell(id, key);
-  const info = metric(key);
+/** What a metric is, for hover and focus; with a model everything known about its number. */
+function explain(key, name, facts) {
+  const { title, label, definition, formula, source } = metric(key);
   return el(
     "div",
-    {},
-    el("h4", {}, info.title || info.label),
-    el("p.tip-model", {}, info.title ? `${info.label}, ${modelName(id)}` : modelName(id)),
-    valueFacts(value),
-    definition(info),
+    el("h4", title || label),
+    el("p.tip-model", [title ? label : "", name].filter(Boolean).join(", ")),
+    facts,
+    definition && el("p.definition", definition),
+    formula && el("p", el("code", formula)),
+    source && el("p.from", source),
   );
 }
 
-function valueFacts(value) {
-  if (!value) return el("p.missing", {}, "Not measured for this model.");
+export const metricTip = (key) => explain(key, "", null);
+
+export function valueTip(id, key) {
+  const value = cell(id, key);
+  if (!value) return explain(key, modelName(id), el("p.missing", "Not measured for this model."));
+  const level = Math.round((report.level ?? 0.95) * 100);
   const facts = [
     ["value", isNumber(value.v) ? String(value.v) : `none: ${value.reason || "no reason given"}`],
-    [
-      `${Math.round((report.level ?? 0.95) * 100)} % interval`,
-      interval(value, 4) + (value.of ? ` (of ${value.of})` : ""),
-    ],
+    [`${level} % interval`, interval(value, 4) + (value.of ? ` (of ${value.of})` : "")],
     ["n", isNumber(value.n) ? fmt(value.n, 0) : ""],
-    ["reading", value.reading],
-    ["note", value.note],
-    ["dialect", value.dialect],
-    ["protocol", value.protocol],
+    ...["reading", "note", "dialect", "protocol"].map((name) => [name, value[name]]),
     ["source", sourcePath(value.source)],
   ];
-  return factList(facts);
+  return explain(key, modelName(id), factList(facts));
 }
 
 export function factList(facts) {
-  const rows = facts.filter(([, v]) => v !== null && v !== undefined && v !== "");
-  return el(
-    "dl.facts",
-    {},
-    rows.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, String(v))]),
-  );
+  const known = facts.filter(([, v]) => v !== null && v !== undefined && v !== "");
+  const lines = known.flatMap(([name, v]) => [el("dt", name), el("dd", String(v))]);
+  return el("dl.facts", lines);
 }
-
-function definition(info) {
-  return [
-    info.definition && el("p.definition", {}, info.definition),
-    info.formula && el("p", {}, el("code", {}, info.formula)),
-    info.source && el("p.from", {}, info.source),
-  ]
-    .filter(Boolean)
-    .reduce((box, part) => (box.append(part), box), el("div", {}));
-}
-
-export const metricTip = (key) =>
-  el(
-    "div",
-    {},
-    el("h4", {}, metric(key).title || metric(key).label),
-    metric(key).title && el("p.tip-model", {}, metric(key).label),
-    definition(metric(key)),
-  );
 
 /** A metric's plain title with its technical name beside it; the name alone where nothing else is known. */
 export function titled(key) {
   const { title, label } = metric(key);
-  return title ? [title, " ", el("span.technical", {}, named(label))] : named(label);
+  return title ? [title, " ", el("span.technical", named(label))] : named(label);
 }
 
 /** The same as one line of text. */

@@ -2,23 +2,25 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** el("p.note", {title: "x"}, "text", child): a tag with classes, properties and children. */
-export function el(spec, props = {}, ...children) {
-  const [tag, ...classes] = spec.split(".");
-  return fill(document.createElement(tag), classes, props, children);
-}
+/** el("p.note", {title: "x"}, "text", child): a tag with classes, properties (where there are some) and children. */
+export const el = (spec, ...rest) => fill(spec, rest, (tag) => document.createElement(tag));
 
-export function svg(spec, props = {}, ...children) {
-  const [tag, ...classes] = spec.split(".");
-  return fill(document.createElementNS(SVG, tag), classes, props, children);
-}
+export const svg = (spec, ...rest) => fill(spec, rest, (tag) => document.createElementNS(SVG, tag));
 
-function fill(node, classes, props, children) {
+const isProps = (value) => Boolean(value) && Object.getPrototypeOf(value) === Object.prototype;
+
+function fill(spec, rest, create) {
+  const [tag, ...classes] = spec.split(".");
+  const node = create(tag);
   for (const name of classes) node.classList.add(name);
+  const [props, children] = isProps(rest[0]) ? [rest[0], rest.slice(1)] : [{}, rest];
   for (const [name, value] of Object.entries(props)) assign(node, name, value);
-  node.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
+  node.append(...there(children));
   return node;
 }
+
+/** Children one level deep, without those that are not there. */
+const there = (children) => children.flat().filter((c) => c !== null && c !== undefined && c !== false);
 
 function assign(node, name, value) {
   if (value === null || value === undefined || value === false) return;
@@ -29,7 +31,7 @@ function assign(node, name, value) {
 }
 
 export function replace(node, ...children) {
-  node.replaceChildren(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
+  node.replaceChildren(...there(children));
   return node;
 }
 
@@ -69,56 +71,46 @@ export function interval(cell, digits = 3) {
 
 export const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 
-export function debounce(run, wait = 60) {
-  let timer = 0;
-  return (...args) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => run(...args), wait);
-  };
-}
-
 /** A labelled choice. options: [value, label] pairs. */
 export function choose(label, options, value, onchange) {
   const select = el("select", { onchange: (e) => onchange(e.target.value) });
   select.append(...options.map(([v, text]) => el("option", { value: v, selected: String(v) === String(value) }, text)));
-  return el("label.field", {}, el("span", {}, label), select);
+  return el("label.field", el("span", label), select);
 }
 
 /** A slider that says its value. */
 export function slide(label, { min, max, step, value, digits = 2 }, oninput) {
-  const said = el("output", {}, fmt(value, digits));
+  const said = el("output", fmt(value, digits));
   const input = el("input", { type: "range", min, max, step, value, "aria-label": label });
   input.value = value;
   input.addEventListener("input", () => {
     said.textContent = fmt(Number(input.value), digits);
     oninput(Number(input.value));
   });
-  return el("label.field.slide", {}, el("span", {}, label, " ", said), input);
+  return el("label.field.slide", el("span", label, " ", said), input);
 }
 
 export function tick(label, checked, onchange) {
   const box = el("input", { type: "checkbox", checked, onchange: (e) => onchange(e.target.checked) });
-  return el("label.tick", {}, box, " ", label);
+  return el("label.tick", box, " ", label);
 }
 
 /** Buttons of which one is on: a radio group in words. */
 export function segments(label, options, value, onchange) {
   const name = `seg-${Math.random().toString(36).slice(2)}`;
-  const parts = options.map(([v, text]) =>
-    el(
-      "label.segment",
-      {},
-      el("input", { type: "radio", name, value: v, checked: v === value, onchange: () => onchange(v) }),
-      el("span", {}, text),
-    ),
-  );
-  return el("fieldset.segments", {}, el("legend", {}, label), ...parts);
+  const radio = (v) =>
+    el("input", { type: "radio", name, value: v, checked: v === value, onchange: () => onchange(v) });
+  const parts = options.map(([v, text]) => el("label.segment", radio(v), el("span", text)));
+  return el("fieldset.segments", el("legend", label), ...parts);
 }
 
 export function searchBox(label, value, oninput) {
   const input = el("input", { type: "search", value, placeholder: label, "aria-label": label, spellcheck: "false" });
-  const later = debounce(() => oninput(input.value));
-  input.addEventListener("input", later);
+  let timer = 0;
+  input.addEventListener("input", () => {
+    clearTimeout(timer); // only when the reader pauses
+    timer = setTimeout(() => oninput(input.value), 60);
+  });
   return input;
 }
 
@@ -128,6 +120,10 @@ export function announce(text) {
   if (place) place.textContent = text;
 }
 
+/** A panel of a view. */
+export const panel = (title, ...parts) => el("section.panel", el("h2", title), ...parts.flat());
+
+export const unique = (values) => [...new Set(values)];
+
 /** Something that is not there, and why. */
-export const missing = (what, reason) =>
-  el("p.missing", {}, el("strong", {}, what), " ", reason || "no reason was given");
+export const missing = (what, reason) => el("p.missing", el("strong", what), " ", reason || "no reason was given");

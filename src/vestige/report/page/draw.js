@@ -1,10 +1,8 @@
 // Draws one chart as SVG: lines, marks, bars and heat maps.
-// In: traces (scatter, histogram, heatmap) and a layout, as the views describe them. Out: the element, and what lies
-// under a point of it. Colours are attributes, so that a saved picture looks like the page.
+// In: traces (lines and marks, unless their type is histogram or heatmap) and a layout, as the views describe them. Out:
+// the element, and what lies under a point of it. Colours are attributes, so that a saved picture looks like the page.
 
 import { fmt, isNumber, svg } from "./dom.js";
-import { binned, extent, linear, ramp, rangeOf, sharedBins, ticks } from "./scales.js";
-import { isOpen, outline } from "./shapes.js";
 import { colours } from "./theme.js";
 
 const FONT = "system-ui, sans-serif";
@@ -12,6 +10,8 @@ const DASHES = { dash: "7 4", dot: "2 3", solid: null };
 const NEAR = 22; // px: a point this close is meant
 const SHADES = 48; // of a heat map; cells of one shade share a path
 const BAR = 58; // px beside a heat map for its scale
+
+const isLine = (t) => t.type !== "histogram" && t.type !== "heatmap";
 
 const measure = { context: null };
 
@@ -40,9 +40,7 @@ export function draw(width, height, { traces, layout = {} }) {
   });
   const left = 8 + Math.max(...vertical.ticks.map(([, text]) => widthOf(text)), 8) + (layout.yaxis?.title ? 20 : 6);
   const frame = {
-    left: Math.min(left, width * 0.4),
-    right: width - (heat?.colorbar ? BAR : 12),
-    top,
+    left: Math.min(left, width * 0.4), right: width - (heat?.colorbar ? BAR : 12), top,
     bottom: height - (layout.xaxis?.title ? 38 : 22),
   };
   const across = axisOf(layout.xaxis, valuesOf(traces, bars, "x"), (frame.right - frame.left) / 75, {
@@ -56,24 +54,14 @@ export function draw(width, height, { traces, layout = {} }) {
   const spots = [];
   const inside = svg("g", { "clip-path": `url(#${clip})` }, heat ? cells(heat, at, spots) : null);
   if (bars) inside.append(...barPaths(bars, at, spots));
-  for (const one of traces.filter((t) => t.type === "scatter")) inside.append(...scatterParts(one, at, spots));
+  for (const one of traces.filter(isLine)) inside.append(...scatterParts(one, at, spots));
+  const around = { x: frame.left - 7, y: frame.top - 7 }; // marks on the frame are not cut
+  const inner = Math.max(0, frame.right - frame.left + 14);
+  const high = Math.max(0, frame.bottom - frame.top + 14);
   const node = svg(
     "svg.picture",
     { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", "font-family": FONT },
-    svg(
-      "defs",
-      {},
-      svg(
-        "clipPath",
-        { id: clip },
-        svg("rect", {
-          x: frame.left - 7,
-          y: frame.top - 7,
-          width: Math.max(0, frame.right - frame.left + 14),
-          height: Math.max(0, frame.bottom - frame.top + 14),
-        }),
-      ),
-    ),
+    svg("defs", svg("clipPath", { id: clip }, svg("rect", { ...around, width: inner, height: high }))),
     ...grid(across, vertical, at, frame, Boolean(heat)),
     inside,
     ...(layout.shapes ?? []).map((s) => shape(s, at, frame)),
@@ -107,7 +95,7 @@ function valuesOf(traces, bars, side) {
   const out = [];
   for (const t of traces) {
     if (t.type === "heatmap") out.push(...edges(t[side]));
-    else if (t.type === "scatter") out.push(...t[side]);
+    else if (isLine(t)) out.push(...t[side]);
   }
   if (bars) out.push(...bars.flatMap((b) => (side === "x" ? [b.lo, b.hi] : [0, b.top])));
   return out;
@@ -186,29 +174,26 @@ function legend(rows) {
 function sample(t, x, y) {
   if (t.type === "histogram") return [svg("rect", { x: x + 6, y: y - 5, width: 14, height: 10, ...paint(t) })];
   const parts = [];
-  if (t.mode.includes("lines")) parts.push(svg("path", { d: `M${x} ${y}h24`, ...stroke(t.line) }));
-  if (t.mode.includes("markers"))
+  if (hasLine(t)) parts.push(svg("path", { d: `M${x} ${y}h24`, ...stroke(t.line) }));
+  if (hasMarks(t))
     parts.push(marker(t, 0, outline(pick(t.marker.symbol, 0), x + 12, y, Math.min(11, pick(t.marker.size, 0)))));
   return parts;
 }
 
 // ---- marks ---------------------------------------------------------------------------------------------------------
 
+const hasLine = (t) => Boolean(t.line) && t.mode !== "markers";
+const hasMarks = (t) => Boolean(t.marker) && t.mode !== "lines";
+
 const pick = (value, i) => (Array.isArray(value) ? value[i] : value);
 
 const stroke = (line = {}) => ({
-  fill: "none",
-  stroke: line.color,
-  "stroke-width": line.width ?? 2,
-  "stroke-dasharray": DASHES[line.dash] ?? null,
+  fill: "none", stroke: line.color, "stroke-width": line.width ?? 2, "stroke-dasharray": DASHES[line.dash] ?? null,
   "stroke-linejoin": "round",
 });
 
-const paint = (t) => ({
-  fill: t.marker.color,
-  stroke: t.marker.line?.color,
-  "stroke-width": t.marker.line?.width,
-  opacity: t.opacity,
+const paint = ({ marker: { color, line = {} }, opacity }) => ({
+  fill: color, stroke: line.color, "stroke-width": line.width, opacity,
 });
 
 function marker(t, i, d) {
@@ -229,12 +214,12 @@ function scatterParts(t, at, spots) {
     isNumber(t.y[i]) && v !== null && v !== undefined ? [at.x(v), at.y(t.y[i])] : null,
   );
   const parts = [];
-  if (t.mode.includes("lines"))
+  if (hasLine(t))
     parts.push(
       svg("path", { d: linePath(places, t), ...(t.fill ? { fill: t.fillcolor, stroke: "none" } : stroke(t.line)) }),
     );
-  if (t.mode.includes("markers")) parts.push(...markers(t, places));
-  if (t.hoverinfo !== "skip")
+  if (hasMarks(t)) parts.push(...markers(t, places));
+  if (!t.silent)
     places.forEach((p, i) => p && spots.push({ x: p[0], y: p[1], text: t.text?.[i] ?? "", custom: t.customdata?.[i] }));
   return parts;
 }
@@ -269,10 +254,8 @@ function markers(t, places) {
 function barsOf(traces, layout) {
   const sets = traces.filter((t) => t.type === "histogram");
   if (!sets.length) return null;
-  const shared = sharedBins(
-    sets.map((t) => t.x),
-    sets[0].nbinsx ?? 20,
-  );
+  const values = sets.map((t) => t.x);
+  const shared = sharedBins(values, sets[0].nbinsx ?? 20);
   const stacked = new Map();
   return sets.flatMap((trace) =>
     binned(trace.x, trace.xbins ?? shared).map(({ lo, hi, count }, i) => {
@@ -288,10 +271,8 @@ function barPaths(bars, at, spots) {
   const groups = new Map();
   for (const b of bars.filter(({ high }) => high > 0)) {
     const [x, right, y, bottom] = [at.x(b.lo), at.x(b.hi), at.y(b.top), at.y(b.base)];
-    groups.set(
-      b.trace,
-      `${groups.get(b.trace) ?? ""}M${x.toFixed(1)} ${bottom.toFixed(1)}V${y.toFixed(1)}H${right.toFixed(1)}V${bottom.toFixed(1)}Z`,
-    );
+    const path = `M${x.toFixed(1)} ${bottom.toFixed(1)}V${y.toFixed(1)}H${right.toFixed(1)}V${bottom.toFixed(1)}Z`;
+    groups.set(b.trace, (groups.get(b.trace) ?? "") + path);
     const said = `${b.trace.name}\n${fmt(b.high)} ${b.trace.histnorm ? "of the rows" : "models"} at ${fmt(b.lo)} to ${fmt(b.hi)}`;
     spots.push({ x, y, w: right - x, h: bottom - y, text: said });
   }
@@ -316,10 +297,8 @@ function cells(t, at, spots) {
       if (!isNumber(z)) return;
       const [x, y] = [at.x(t.x[j]) - w / 2, at.y(t.y[i]) - h / 2];
       const shade = Math.round(SHADES * Math.min(1, Math.max(0, (z - lo) / (hi - lo || 1))));
-      shades.set(
-        shade,
-        `${shades.get(shade) ?? ""}M${x.toFixed(1)} ${y.toFixed(1)}h${w.toFixed(1)}v${h.toFixed(1)}h${(-w).toFixed(1)}z`,
-      );
+      const path = `M${x.toFixed(1)} ${y.toFixed(1)}h${w.toFixed(1)}v${h.toFixed(1)}h${(-w).toFixed(1)}z`;
+      shades.set(shade, (shades.get(shade) ?? "") + path);
       spots.push({ x, y, w, h, text: t.text?.[i]?.[j] ?? fmt(z), custom: t.customdata?.[i]?.[j] });
     }),
   );
@@ -330,21 +309,11 @@ function scaleBar(t, frame) {
   const [lo, hi] = scaleOf(t);
   const high = (frame.bottom - frame.top) / 24;
   const x = frame.right + 10;
+  const fill = (i) => ramp(t.colorscale, i / 23);
   const step = (_, i) =>
-    svg("rect", {
-      x,
-      y: frame.bottom - (i + 1) * high,
-      width: 9,
-      height: high + 0.5,
-      fill: ramp(t.colorscale, i / 23),
-    });
-  return svg(
-    "g",
-    {},
-    Array.from({ length: 24 }, step),
-    label(x + 13, frame.bottom, fmt(lo, 2)),
-    label(x + 13, frame.top + 9, fmt(hi, 2)),
-  );
+    svg("rect", { x, y: frame.bottom - (i + 1) * high, width: 9, height: high + 0.5, fill: fill(i) });
+  const ends = [label(x + 13, frame.bottom, fmt(lo, 2)), label(x + 13, frame.top + 9, fmt(hi, 2))];
+  return svg("g", Array.from({ length: 24 }, step), ends);
 }
 
 // ---- lines and boxes over everything ----------------------------------------------------------------------------------
@@ -371,3 +340,127 @@ function nearest(spots, x, y) {
   }
   return best;
 }
+
+// ---- from values to places: ranges, round ticks, bins, colour ramps ----------------------------------------------------
+
+const PAD = 0.04; // of the range, beyond the outermost values
+
+/** Smallest and largest of the numbers; nothing else counts. None: null. */
+export function extent(values) {
+  let [lo, hi] = [Infinity, -Infinity];
+  for (const v of values) {
+    if (!isNumber(v)) continue;
+    if (v < lo) lo = v;
+    if (v > hi) hi = v;
+  }
+  return lo > hi ? null : [lo, hi];
+}
+
+/** The range an axis shows: the one it was given, else all values with a little room. */
+export function rangeOf(values, { range, rangemode, tight } = {}) {
+  if (range) return [...range];
+  if (tight) return extent(values) ?? [0, 1];
+  const found = extent(values) ?? [0, 1];
+  const zero = rangemode === "tozero";
+  const [lo, hi] = zero ? [Math.min(0, found[0]), Math.max(0, found[1])] : found;
+  const room = (hi - lo || Math.abs(hi) || 1) * PAD;
+  return [zero && lo === 0 ? 0 : lo - room, zero && hi === 0 ? 0 : hi + room];
+}
+
+/** Round numbers within a range, about so many; `step` fixes their distance. */
+export function ticks(lo, hi, about, step = 0) {
+  const rough = (hi - lo) / Math.max(1, about);
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  const by = step || unit * ([1, 2, 5, 10].find((m) => m * unit >= rough * 0.999) ?? 10);
+  const out = [];
+  for (let i = Math.ceil(lo / by - 1e-9); i * by <= hi + by * 1e-9 && out.length < 200; i += 1) out.push(i * by + 0);
+  const digits = Math.max(0, Math.min(8, -Math.floor(Math.log10(by) + 1e-9)));
+  return out.map((v) => [v, tickText(v, digits)]);
+}
+
+function tickText(v, digits) {
+  const size = Math.abs(v);
+  if (size >= 1e6 || (digits > 5 && size > 0)) return v.toExponential(1);
+  return digits ? (v + 0).toFixed(digits) : Math.round(v).toLocaleString("en");
+}
+
+/** A number's place between two pixels. */
+export function linear([lo, hi], [from, to]) {
+  const scale = (to - from) / (hi - lo || 1);
+  return (v) => from + (v - lo) * scale;
+}
+
+/** Edges of equal bins and how many values fall into each; the last bin holds its upper edge. */
+export function binned(values, { start, end, size }) {
+  const n = Math.max(1, Math.min(200, Math.ceil((end - start) / size - 1e-9)));
+  const counts = Array.from({ length: n }, () => 0);
+  for (const v of values) {
+    const at = Math.floor((v - start) / size + 1e-9);
+    if (at >= 0 && at <= n) counts[Math.min(n - 1, at)] += 1;
+  }
+  return counts.map((count, i) => ({ lo: start + i * size, hi: start + (i + 1) * size, count }));
+}
+
+/** Bins that hold all values of several sets, so that the sets can be compared. */
+export function sharedBins(sets, about) {
+  const [lo, hi] = extent(sets.flat()) ?? [0, 1];
+  if (lo === hi) return { start: lo - 0.5, end: hi + 0.5, size: 1 };
+  return { start: lo, end: hi, size: (hi - lo) / about };
+}
+
+const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+
+/** The colour at t in 0..1 of [[place, "#rrggbb"], ...]. */
+export function ramp(stops, t) {
+  const at = Math.min(1, Math.max(0, t));
+  const above = stops.findIndex(([place]) => place >= at);
+  const i = Math.max(1, above);
+  const [[from, a], [to, b]] = [stops[i - 1], stops[i]];
+  const share = (at - from) / (to - from || 1);
+  const [start, end] = [channels(a), channels(b)];
+  const mixed = start.map((c, j) => Math.round(c + share * (end[j] - c)));
+  return `#${mixed.map((c) => c.toString(16).padStart(2, "0")).join("")}`;
+}
+
+// ---- outlines of marks, as path data around a point; one path can hold many marks --------------------------------------
+
+const polygon = (x, y, r, angles) =>
+  `M${angles.map((a) => `${(x + r * Math.sin(a)).toFixed(1)} ${(y - r * Math.cos(a)).toFixed(1)}`).join("L")}Z`;
+
+const turn = (n, shift = 0) => Array.from({ length: n }, (_, i) => ((i + shift) * 2 * Math.PI) / n);
+
+const circle = (x, y, r) =>
+  `M${(x - r).toFixed(1)} ${y.toFixed(1)}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0Z`;
+
+/** Arms of a plus sign, turned by an angle. */
+function arms(x, y, r, angle) {
+  const w = r * 0.36;
+  const corners = [
+    [-w, -r], [w, -r], [w, -w], [r, -w], [r, w], [w, w], [w, r], [-w, r], [-w, w], [-r, w], [-r, -w], [-w, -w],
+  ]; // prettier-ignore
+  const [c, s] = [Math.cos(angle), Math.sin(angle)];
+  return `M${corners.map(([a, b]) => `${(x + a * c - b * s).toFixed(1)} ${(y + a * s + b * c).toFixed(1)}`).join("L")}Z`;
+}
+
+function star(x, y, r) {
+  const points = turn(10).map((a, i) => [a, i % 2 ? r * 0.45 : r * 1.1]);
+  return `M${points.map(([a, q]) => `${(x + q * Math.sin(a)).toFixed(1)} ${(y - q * Math.cos(a)).toFixed(1)}`).join("L")}Z`;
+}
+
+const SHAPES = {
+  circle,
+  square: (x, y, r) => polygon(x, y, r * 1.25, turn(4, 0.5)),
+  diamond: (x, y, r) => polygon(x, y, r * 1.2, turn(4)),
+  "triangle-up": (x, y, r) => polygon(x, y, r * 1.2, turn(3)),
+  cross: (x, y, r) => arms(x, y, r, 0),
+  x: (x, y, r) => arms(x, y, r, Math.PI / 4),
+  pentagon: (x, y, r) => polygon(x, y, r * 1.1, turn(5)),
+  hexagon: (x, y, r) => polygon(x, y, r * 1.1, turn(6)),
+  star,
+};
+
+/** "diamond" and "diamond-open" have one outline; open marks are not filled. */
+export const outline = (symbol, x, y, size) =>
+  (SHAPES[String(symbol ?? "circle").replace("-open", "")] ?? circle)(x, y, size / 2);
+
+export const isOpen = (symbol) => String(symbol ?? "").endsWith("-open");

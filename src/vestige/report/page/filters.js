@@ -1,11 +1,9 @@
 // Which models are shown: words, methods, epochs, bounds on numbers, the best of each method. All of it in the address.
 
-import { choose, el, isNumber, replace, searchBox } from "./dom.js";
+import { choose, el, isNumber, replace, searchBox, unique } from "./dom.js";
 import { goodness, metric, metricOptions, number, report, settingsText } from "./data.js";
 import { compare } from "./order.js";
 import * as state from "./state.js";
-
-const OPS = { ">=": (a, b) => a >= b, "<=": (a, b) => a <= b };
 
 /** "uds>=0.5" as {key, op, bound}; nothing if it is not that. */
 export function parseBound(text) {
@@ -13,21 +11,18 @@ export function parseBound(text) {
   return found ? { key: found[1], op: found[2], bound: Number(found[3]) } : null;
 }
 
-const bounds = () => state.getAll("m.f").map(parseBound).filter(Boolean);
-
 export function passing(models) {
   const words = state.get("m.q").toLowerCase().split(/\s+/).filter(Boolean);
   const methods = new Set(state.getAll("m.method"));
   const epochs = new Set(state.getAll("m.epoch"));
-  const limits = bounds();
+  const bounds = state.getAll("m.f").map(parseBound).filter(Boolean);
   const text = (m) => [m.name, m.method, m.epoch, m.role, settingsText(m)].join(" ").toLowerCase();
-  const within = (m) =>
-    limits.every(({ key, op, bound }) => isNumber(number(m.id, key)) && OPS[op](number(m.id, key), bound));
+  const within = (v, { op, bound }) => isNumber(v) && (op === ">=" ? v >= bound : v <= bound);
   const kept = models.filter(
     (m) =>
       (!methods.size || methods.has(m.method ?? "")) &&
       (!epochs.size || epochs.has(m.epoch ?? "")) &&
-      within(m) &&
+      bounds.every((b) => within(number(m.id, b.key), b)) &&
       (!words.length || words.every((w) => text(m).includes(w))),
   );
   return bestOfEach(kept, state.get("m.best"));
@@ -50,92 +45,77 @@ export function filterBar(changed) {
     state.set(values);
     changed();
   };
-  const good = report.columns.filter((k) => report.models.some((m) => goodness(m.id, k) !== null));
-  const chips = el("span.chips", {});
-  const drawChips = () =>
+  const chips = el("span.chips");
+  const setBounds = (texts) => {
+    put({ "m.f": unique(texts) });
+    drawChips();
+  };
+  const drawChips = () => {
+    const texts = state.getAll("m.f");
     replace(
       chips,
-      state.getAll("m.f").map((text) =>
-        chip(text, () => {
-          put({ "m.f": state.getAll("m.f").filter((t) => t !== text) });
-          drawChips();
-        }),
-      ),
+      texts.map((text) => chip(text, () => setBounds(texts.filter((t) => t !== text)))),
     );
+  };
   drawChips();
+  const good = report.columns.filter((k) => report.models.some((m) => goodness(m.id, k) !== null));
+  const best = [["", "all models"], ...metricOptions(good).map(([k, label]) => [k, `by ${label}`])];
   return el(
     "div.filters",
-    {},
     el(
       "div.controls",
-      {},
       searchBox("Search models", state.get("m.q"), (v) => put({ "m.q": v })),
-      numberFilter((text) => {
-        put({ "m.f": [...new Set([...state.getAll("m.f"), text])] });
-        drawChips();
-      }),
+      numberFilter((text) => setBounds([...state.getAll("m.f"), text])),
       chips,
-      choose(
-        "best of each method",
-        [["", "all models"], ...metricOptions(good).map(([k, l]) => [k, `by ${l}`])],
-        state.get("m.best"),
-        (v) => put({ "m.best": v }),
-      ),
+      choose("best of each method", best, state.get("m.best"), (v) => put({ "m.best": v })),
     ),
-    toggles("method", "m.method", (m) => m.method, put),
-    toggles("epoch", "m.epoch", (m) => m.epoch, put),
+    toggles("method", put),
+    toggles("epoch", put),
   );
 }
 
-function chip(text, remove) {
+function chip(text, onclick) {
   const { key, op, bound } = parseBound(text) ?? { key: text, op: "", bound: "" };
   const words = `${metric(key).label} ${op === ">=" ? "≥" : "≤"} ${bound}`;
-  return el(
-    "button.chip",
-    { type: "button", "aria-label": `remove the filter ${words}`, onclick: remove },
-    words,
-    el("span", { "aria-hidden": "true" }, " ×"),
-  );
+  const cross = el("span", { "aria-hidden": "true" }, " ×");
+  return el("button.chip", { type: "button", "aria-label": `remove the filter ${words}`, onclick }, words, cross);
 }
 
 function numberFilter(add) {
-  const column = el(
-    "select",
-    { "aria-label": "column to filter" },
-    metricOptions(report.columns).map(([v, text]) => el("option", { value: v }, text)),
-  );
-  const op = el(
-    "select",
-    { "aria-label": "at least or at most" },
-    el("option", { value: ">=" }, "≥"),
-    el("option", { value: "<=" }, "≤"),
-  );
+  const menu = (label, options) =>
+    el(
+      "select",
+      { "aria-label": label },
+      options.map(([value, text]) => el("option", { value }, text)),
+    );
+  const column = menu("column to filter", metricOptions(report.columns));
+  const op = menu("at least or at most", [[">=", "≥"], ["<=", "≤"]]);
   const bound = el("input.short", { type: "number", step: "any", "aria-label": "bound", placeholder: "0.5" });
-  const submit = (e) => {
+  const onsubmit = (e) => {
     e.preventDefault();
-    if (bound.value !== "" && Number.isFinite(Number(bound.value)))
-      add(`${column.value}${op.value}${Number(bound.value)}`);
+    const value = Number(bound.value);
+    if (bound.value !== "" && Number.isFinite(value)) add(`${column.value}${op.value}${value}`);
     bound.value = "";
   };
-  return el("form.inline", { onsubmit: submit }, column, op, bound, el("button", { type: "submit" }, "Filter"));
+  return el("form.inline", { onsubmit }, column, op, bound, el("button", { type: "submit" }, "Filter"));
 }
 
 /** A button for each value of a text column; none pressed means all. */
-function toggles(label, key, get, put) {
-  const values = [...new Set(report.models.map((m) => get(m) ?? ""))].filter(Boolean).sort(compare);
+function toggles(name, put) {
+  const key = `m.${name}`;
+  const values = unique(report.models.map((m) => m[name] ?? ""))
+    .filter(Boolean)
+    .sort(compare);
   if (values.length < 2 || values.length > 40) return null;
   const one = (value) => {
-    const node = el(
-      "button.toggle",
-      { type: "button", "aria-pressed": String(state.getAll(key).includes(value)) },
-      value,
-    );
-    node.addEventListener("click", () => {
+    const pressed = state.getAll(key).includes(value);
+    const onclick = () => {
       const on = state.getAll(key).includes(value);
       put({ [key]: on ? state.getAll(key).filter((v) => v !== value) : [...state.getAll(key), value] });
       node.setAttribute("aria-pressed", String(!on));
-    });
+    };
+    const node = el("button.toggle", { type: "button", "aria-pressed": String(pressed), onclick }, value);
     return node;
   };
-  return el("div.toggles", { role: "group", "aria-label": label }, el("span.soft", {}, label), ...values.map(one));
+  return el("div.toggles", { role: "group", "aria-label": name }, el("span.soft", name), ...values.map(one));
 }

@@ -8,12 +8,7 @@ import { paretoFront } from "./order.js";
 export function placed(run) {
   return run.steps
     .map((step, i) => ({
-      i,
-      step,
-      share: run.share?.[i],
-      kept: run.kept?.[i],
-      why: run.why?.[i] ?? "",
-      best: step === run.best,
+      i, step, share: run.share?.[i], kept: run.kept?.[i], why: run.why?.[i] ?? "", best: step === run.best,
     }))
     .filter((p) => isNumber(p.share) && isNumber(p.kept))
     .map((p) => ({ ...p, closeness: Math.max(0, 1 - Math.abs(p.share)) }));

@@ -1,10 +1,9 @@
 // The frame: which view is shown, the links between views, and reloading when a local viewer has news.
 
-import { announce, el, replace } from "./dom.js";
+import { announce, count, el, missing, replace } from "./dom.js";
 import { report } from "./data.js";
 import { auditView } from "./audit.js";
 import { sweepCharts } from "./chart.js";
-import { collapseView } from "./collapse.js";
 import { metricsView } from "./metrics.js";
 import { modelsView } from "./models.js";
 import { sourcesView } from "./sources.js";
@@ -12,8 +11,7 @@ import { saveCopyButton } from "./notes.js";
 import * as state from "./state.js";
 import { apply, themeButton } from "./theme.js";
 import { hide, startTips } from "./tip.js";
-import { trainingView } from "./training.js";
-import { trajectoriesView } from "./trajectories.js";
+import { collapseView, trainingView, trajectoriesView } from "./steps.js";
 import { watch } from "./watch.js";
 
 const VIEWS = [
@@ -43,16 +41,8 @@ function route() {
     show(root);
   } catch (error) {
     console.error(error);
-    replace(
-      root,
-      el("h1", {}, title),
-      el(
-        "p.missing",
-        {},
-        "This view could not be drawn: the data is not as expected. ",
-        String(error?.message ?? error),
-      ),
-    );
+    const why = String(error?.message ?? error);
+    replace(root, el("h1", title), missing("This view could not be drawn: the data is not as expected.", why));
   }
   sweepCharts();
   document.title = `${title} - ${report.title}`;
@@ -60,12 +50,10 @@ function route() {
 
 function drawLinks(current) {
   const shown = VIEWS.filter(([id, , , there]) => there() || id === current);
-  const link = ([id, title]) =>
-    el(
-      "a",
-      { href: state.address({ view: id }), "aria-current": id === current ? "page" : null, onclick: (e) => go(e, id) },
-      title,
-    );
+  const link = ([id, title]) => {
+    const here = id === current ? "page" : null;
+    return el("a", { href: state.address({ view: id }), "aria-current": here, onclick: (e) => go(e, id) }, title);
+  };
   const links = document.getElementById("views");
   replace(links, shown.map(link));
   links.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -88,13 +76,8 @@ function skip(event) {
 
 function begin() {
   const problems = (report.problems ?? []).length;
-  const note = problems
-    ? el(
-        "a.problem-note",
-        { href: state.address({ view: "sources" }), onclick: (e) => go(e, "sources") },
-        `${problems} ${problems === 1 ? "problem" : "problems"}`,
-      )
-    : null;
+  const link = { href: state.address({ view: "sources" }), onclick: (e) => go(e, "sources") };
+  const note = problems ? el("a.problem-note", link, count(problems, "problem")) : null;
   document.getElementById("title").textContent = report.title;
   document.getElementById("tools").append(...[note, saveCopyButton(), themeButton()].filter(Boolean));
   document.getElementById("foot").textContent =

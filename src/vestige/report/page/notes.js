@@ -10,9 +10,7 @@ let saved = true;
 /** A box for a note on something, by its key. */
 export function noteBox(key, label) {
   const area = el("textarea.note", {
-    rows: 2,
-    "aria-label": label,
-    placeholder: `${label} (kept when you save a copy)`,
+    rows: 2, "aria-label": label, placeholder: `${label} (kept when you save a copy)`,
   });
   area.value = notes.get(key) ?? "";
   area.addEventListener("input", () => {

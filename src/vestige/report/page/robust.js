@@ -65,23 +65,12 @@ export function robustness(states, ruleName, filters, judged = null) {
   const scored = kept.map((s) => ofModel(s, states.retain, rule));
   const r = mean(scored.map((s) => s.r));
   const q = mean(scored.map((s) => s.q));
-  return {
-    each,
-    n: kept.length,
-    total: each.length,
-    r,
-    q,
-    agg: harmonic(r, q),
-    reason: whyNone(kept, r, q, states.retain),
-  };
-}
-
-function whyNone(kept, r, q, retain) {
-  if (!kept.length) return "no model passes the filters";
-  if (r === null && (!isNumber(retain?.before) || !isNumber(retain?.relearning)))
-    return "the retain model was not measured before and after relearning";
-  if (r === null || q === null) return `no kept model has a value after ${r === null ? "relearning" : "quantization"}`;
-  return "";
+  const unknown = r === null && ![states.retain?.before, states.retain?.relearning].every(isNumber);
+  const gone = r === null ? "relearning" : q === null ? "quantization" : "";
+  let reason = gone && `no kept model has a value after ${gone}`;
+  if (unknown) reason = "the retain model was not measured before and after relearning";
+  if (!kept.length) reason = "no model passes the filters";
+  return { each, n: kept.length, total: each.length, r, q, agg: harmonic(r, q), reason };
 }
 
 /** The live state of every metric in the meta-evaluation. `setting`: {rule, least, useThreshold, thresholds: Map}. */

@@ -1,76 +1,51 @@
 // Where every number comes from: files, problems, definitions, formulas, models.
 
-import { count, el, fmt, replace, searchBox } from "./dom.js";
+import { count, el, fmt, panel, replace, searchBox, unique } from "./dom.js";
 import { factList, metric, modelName, report, settingsText } from "./data.js";
-import { saveButtons } from "./save.js";
-import { plainTable } from "./sheet.js";
 import * as state from "./state.js";
+import { savedTable } from "./table.js";
 
 export function sourcesView(root) {
   const facts = factList([
-    ["made", report.made],
-    ["vestige", report.vestige],
-    ["format", report.schema],
-    ["protocols", (report.protocols ?? []).join("; ")],
-    ["interval level", fmt(report.level ?? 0.95, 2)],
+    ["made", report.made], ["vestige", report.vestige], ["format", report.schema],
+    ["protocols", (report.protocols ?? []).join("; ")], ["interval level", fmt(report.level ?? 0.95, 2)],
   ]);
-  return replace(root, el("h1", {}, "Sources"), facts, problems(), sources(), axes(), definitions(), models());
+  return replace(root, el("h1", "Sources"), facts, problems(), sources(), axes(), definitions(), models());
 }
-
-const section = (title, ...parts) => el("section.panel", {}, el("h2", {}, title), ...parts);
 
 function problems() {
   const list = report.problems ?? [];
-  const item = (p) => el("li", {}, p.text, p.where ? el("span.soft", {}, ` (${p.where})`) : null);
-  return section(
-    "Problems",
-    list.length ? el("ul.problems", {}, list.map(item)) : el("p", {}, "None: everything that was given could be read."),
-  );
+  const item = (p) => el("li", p.text, p.where ? el("span.soft", ` (${p.where})`) : null);
+  const none = () => el("p", "None: everything that was given could be read.");
+  return panel("Problems", list.length ? el("ul.problems", list.map(item)) : none());
 }
 
 function sources() {
+  const facts = (s) => Object.entries(s.facts ?? {}).map(([k, v]) => `${k} ${v}`);
+  const named = (ids) => (ids.length > 4 ? count(ids.length, "model") : ids.map(modelName).join(", "));
+  const row = (s) => {
+    const files = [(s.files ?? []).length, (s.sha256 ?? "").slice(0, 12)];
+    return [s.path, s.kind, named(s.models ?? []), ...files, facts(s).join("; ")];
+  };
   const columns = ["path", "kind", "models", "files", "sha256", "facts"];
-  const facts = (s) =>
-    Object.entries(s.facts ?? {})
-      .map(([k, v]) => `${k} ${v}`)
-      .join("; ");
-  const named = (s) =>
-    (s.models ?? []).length > 4 ? count(s.models.length, "model") : (s.models ?? []).map(modelName).join(", ");
-  const rows = report.sources.map((s) => [
-    s.path,
-    s.kind,
-    named(s),
-    (s.files ?? []).length,
-    (s.sha256 ?? "").slice(0, 12),
-    facts(s),
-  ]);
-  return section(
-    "Files",
-    plainTable("What the report was made from", { columns, rows }),
-    el("div.table-tools", {}, ...saveButtons("sources", () => ({ columns, rows }))),
-  );
+  const sheet = { columns, rows: report.sources.map(row) };
+  return panel("Files", savedTable("sources", "What the report was made from", sheet));
 }
 
 function axes() {
-  const list = report.axes?.definitions ?? [];
+  const { definitions: list = [], floor_words: floor } = report.axes ?? {};
   if (!list.length) return null;
-  const one = (a) => [
-    el("dt", {}, a.label),
-    el("dd", {}, el("code", {}, a.formula), a.words ? el("p.soft", {}, a.words) : null),
-  ];
-  return section(
-    "Formulas of the axes",
-    el("dl.definitions", {}, list.flatMap(one)),
-    report.axes.floor_words ? el("p", {}, report.axes.floor_words) : null,
-  );
+  const words = (a) => el("dd", el("code", a.formula), a.words ? el("p.soft", a.words) : null);
+  const all = list.flatMap((a) => [el("dt", a.label), words(a)]);
+  return panel("Formulas of the axes", el("dl.definitions", all), floor ? el("p", floor) : null);
 }
 
 function definitions() {
   const keys = Object.keys(report.metrics);
-  const place = el("dl.definitions", {});
+  const place = el("dl.definitions");
+  const textOf = (key) => `${key} ${metric(key).label} ${metric(key).definition}`.toLowerCase();
   const fill = (words) => {
-    const wanted = words.toLowerCase();
-    const shown = keys.filter((k) => `${k} ${metric(k).label} ${metric(k).definition}`.toLowerCase().includes(wanted));
+    const shown = keys.filter((key) => textOf(key).includes(words.toLowerCase()));
     replace(place, shown.flatMap(defined));
   };
   fill(state.get("q.def"));
@@ -78,45 +53,28 @@ function definitions() {
     state.set({ "q.def": v });
     fill(v);
   });
-  return section("Definitions", el("div.controls", {}, search), place);
+  return panel("Definitions", el("div.controls", search), place);
 }
 
 const ENDS = {
-  high: "a high value means that the model still knows",
-  low: "a low value means that the model still knows",
-  one: "near 1 means that the model still knows",
-  half: "away from 0.5 means that the model still knows",
+  high: "a high value means that the model still knows", low: "a low value means that the model still knows",
+  one: "near 1 means that the model still knows", half: "away from 0.5 means that the model still knows",
 };
 
 function defined(key) {
   const m = metric(key);
+  const about = el("p.soft", [m.group, ENDS[m.knows], m.source].filter(Boolean).join("; "));
+  const formula = m.formula ? el("code", m.formula) : null;
   const name = m.label === key ? key : `${m.label} (${key})`;
-  return [
-    el("dt", {}, name),
-    el(
-      "dd",
-      {},
-      el("p.definition", {}, m.definition),
-      m.formula ? el("code", {}, m.formula) : null,
-      el("p.soft", {}, [m.group, ENDS[m.knows], m.source].filter(Boolean).join("; ")),
-    ),
-  ];
+  return [el("dt", name), el("dd", el("p.definition", m.definition), formula, about)];
 }
 
 function models() {
-  const names = [...new Set(report.models.flatMap((m) => Object.keys(m.provenance ?? {})))];
-  const columns = ["model", "role", "method", "epoch", "settings", ...names];
-  const rows = report.models.map((m) => [
-    m.name,
-    m.role,
-    m.method,
-    m.epoch,
-    settingsText(m),
-    ...names.map((n) => m.provenance?.[n] ?? null),
-  ]);
-  return section(
-    "Models",
-    plainTable("Provenance of the models", { columns, rows }, 100),
-    el("div.table-tools", {}, ...saveButtons("provenance", () => ({ columns, rows }))),
-  );
+  const names = unique(report.models.flatMap((m) => Object.keys(m.provenance ?? {})));
+  const row = (m) => {
+    const facts = names.map((name) => m.provenance?.[name] ?? null);
+    return [m.name, m.role, m.method, m.epoch, settingsText(m), ...facts];
+  };
+  const sheet = { columns: ["model", "role", "method", "epoch", "settings", ...names], rows: report.models.map(row) };
+  return panel("Models", savedTable("provenance", "Provenance of the models", sheet, 100));
 }

@@ -1,13 +1,58 @@
-// A table that sorts, keeps its sort in the address, draws only the rows in sight, and can be walked with the arrow keys.
+// Tables: plain ones, one that sorts and draws only the rows in sight, and a long list to choose from.
 
 import { announce, el, fmt, isNumber, replace } from "./dom.js";
 import { sorted } from "./order.js";
-import { saveButtons } from "./save.js";
+import { saving } from "./save.js";
 import * as state from "./state.js";
 import { tip } from "./tip.js";
 
+// ---- small plain tables: all rows at once, a caption, heads with scope -------------------------------------------------
+
+/** A table that scrolls by itself. `heads`: texts or elements; `rows`: elements. */
+export const scroller = (caption, heads, rows, spec = "div.scroller.small", table = "table") =>
+  el(
+    spec,
+    { tabindex: "0", role: "region", "aria-label": caption },
+    el(table, el("caption", caption), el("thead", el("tr", heads)), el("tbody", rows)),
+  );
+
+/** A column's head; numbers stand to the right. */
+export const columnHead = (text, numeric) => el(numeric ? "th.number" : "th", { scope: "col" }, text);
+
+/** {columns, rows} as a table. `most` rows are shown and the rest is counted. */
+export function plainTable(caption, { columns, rows }, most = 200) {
+  const shown = rows.slice(0, most);
+  const known = columns.map((_, j) => shown.map((row) => row[j]).filter((v) => v !== null && v !== undefined));
+  const numeric = known.map((values) => values.length > 0 && values.every(isNumber));
+  const digits = known.map((values) => (values.every(Number.isInteger) ? 0 : 4));
+  const show = (v, j) =>
+    v === null || v === undefined ? "–" : isNumber(v) ? fmt(v, digits[j]) : v instanceof Node ? v : String(v);
+  const line = (row) =>
+    el(
+      "tr",
+      columns.map((_, j) => el(numeric[j] ? "td.number" : textCell(row[j]), show(row[j], j))),
+    );
+  const heads = columns.map((name, j) => columnHead(name, numeric[j]));
+  const note = rows.length > most ? ` (the first ${most} of ${rows.length} rows; the CSV has all)` : "";
+  return scroller(caption + note, heads, shown.map(line));
+}
+
+/** The same with buttons to save it. */
+export const savedTable = (name, caption, sheet, most) => [plainTable(caption, sheet, most), saving(name, () => sheet)];
+
+/** Long text gets width, so that a row does not become a tower. */
+export function textCell(text) {
+  const length = String(text ?? "").length;
+  return length > 160 ? "td.longer" : length > 50 ? "td.long" : "td";
+}
+
+// ---- a table that sorts, keeps its sort in the address, and can be walked with the arrow keys --------------------------
+
 const ROW = 34; // px; the style sheet gives every body row this height
 const SPARE = 8;
+const STEPS = {
+  ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1], PageDown: [15, 0], PageUp: [-15, 0],
+};
 const ALL = 80; // so many rows are drawn at once; more are drawn as they come into sight
 
 /**
@@ -18,16 +63,16 @@ export class Table {
   constructor(options) {
     Object.assign(this, { rows: [], active: [0, 0], printing: false }, options);
     this.body = el("tbody", { onkeydown: (e) => this.walk(e) });
-    this.heads = el("tr", {});
-    this.table = el("table.grid", {}, el("caption", {}, this.caption), el("thead", {}, this.heads), this.body);
+    this.heads = el("tr");
+    this.table = el("table.grid", el("caption", this.caption), el("thead", this.heads), this.body);
     this.scroller = el(
       "div.scroller",
       { onscroll: () => this.draw(), role: "region", "aria-label": this.caption },
       this.table,
     );
-    this.said = el("span.count", {});
-    const tools = el("div.table-tools", {}, this.said, ...saveButtons(this.name, () => this.sheet()));
-    this.node = el("div.table-box", {}, this.scroller, tools);
+    this.said = el("span.count");
+    const tools = saving(this.name, () => this.sheet(), this.said);
+    this.node = el("div.table-box", this.scroller, tools);
     this.node.addEventListener("print-rows", (e) => this.print(e.detail));
     this.show(this.rows);
   }
@@ -52,24 +97,16 @@ export class Table {
   drawHeads(sortedBy, down) {
     const head = (c) => {
       const on = c.key === sortedBy;
-      const arrow = on ? (down ? " ↓" : " ↑") : "";
-      const button = el(
-        "button",
-        { type: "button", "data-sort": c.key, onclick: () => this.sortBy(c) },
-        c.head ? c.head() : c.label,
-        arrow,
-      );
+      const facts = { type: "button", "data-sort": c.key, onclick: () => this.sortBy(c) };
+      const button = el("button", facts, c.head ? c.head() : c.label, on ? (down ? " ↓" : " ↑") : "");
       if (c.headTip) tip(button, c.headTip, false);
-      return el(
-        c.numeric ? "th.number" : "th",
-        { scope: "col", "aria-sort": on ? (down ? "descending" : "ascending") : "none" },
-        button,
-      );
+      const order = on ? (down ? "descending" : "ascending") : "none";
+      return el(c.numeric ? "th.number" : "th", { scope: "col", "aria-sort": order }, button);
     };
     const focused = this.heads.contains(document.activeElement) ? document.activeElement.dataset.sort : null;
     replace(
       this.heads,
-      this.pick ? el("th.pick", { scope: "col" }, el("span.hidden", {}, "chosen")) : null,
+      this.pick ? el("th.pick", { scope: "col" }, el("span.hidden", "chosen")) : null,
       this.columns.map(head),
     );
     if (focused !== null) [...this.heads.querySelectorAll("button")].find((b) => b.dataset.sort === focused)?.focus();
@@ -102,19 +139,13 @@ export class Table {
     for (let i = from; i < to; i += 1) rows.push(this.rowNode(this.shown[i], i));
     replace(this.body, this.gap(from), rows, this.gap(this.shown.length - to));
     if (!this.shown.length)
-      this.body.append(
-        el("tr", {}, el("td.empty", { colspan: this.columns.length + 1 }, "No row passes the filters.")),
-      );
+      this.body.append(el("tr", el("td.empty", { colspan: this.columns.length + 1 }, "No row passes the filters.")));
   }
 
   gap(rows) {
-    return rows
-      ? el(
-          "tr.gap",
-          { "aria-hidden": "true" },
-          el("td", { colspan: this.columns.length + 1, style: { height: `${rows * ROW}px` } }),
-        )
-      : null;
+    const style = { height: `${rows * ROW}px` };
+    const cell = el("td", { colspan: this.columns.length + 1, style });
+    return rows ? el("tr.gap", { "aria-hidden": "true" }, cell) : null;
   }
 
   rowNode(row, i) {
@@ -129,11 +160,8 @@ export class Table {
       e.target.closest("tr").classList.toggle("picked", e.target.checked);
     };
     const label = `choose ${this.columns[0].get(row)}`;
-    return el(
-      "td.pick",
-      {},
-      el("input", { type: "checkbox", checked: this.pick.has(row), "aria-label": label, onchange: flip }),
-    );
+    const checked = this.pick.has(row);
+    return el("td.pick", el("input", { type: "checkbox", checked, "aria-label": label, onchange: flip }));
   }
 
   cellNode(row, column, i, j) {
@@ -143,21 +171,14 @@ export class Table {
     const here = this.active[0] === i && this.active[1] === j;
     const spec = (j === 0 ? "th" : "td") + (column.numeric ? ".number" : "") + (mark ? `.${mark}` : "");
     const node = el(spec, { scope: j === 0 ? "row" : null, tabindex: here ? "0" : "-1", "data-col": j }, text);
-    if (mark) node.append(el("span.hidden", {}, ` (${mark})`));
+    if (mark) node.append(el("span.hidden", ` (${mark})`));
     if (column.numeric && !isNumber(value)) node.classList.add("none");
     if (column.tip) tip(node, () => column.tip(row), false);
     return node;
   }
 
   walk(event) {
-    const step = {
-      ArrowDown: [1, 0],
-      ArrowUp: [-1, 0],
-      ArrowRight: [0, 1],
-      ArrowLeft: [0, -1],
-      PageDown: [15, 0],
-      PageUp: [-15, 0],
-    }[event.key];
+    const step = STEPS[event.key];
     const cell = event.target.closest("[data-col]");
     if (!step || !cell) return;
     event.preventDefault();
@@ -195,3 +216,82 @@ const tellTables = (on) =>
     .forEach((n) => n.dispatchEvent(new CustomEvent("print-rows", { detail: on })));
 addEventListener("beforeprint", () => tellTables(true));
 addEventListener("afterprint", () => tellTables(false));
+
+// ---- a long list of which only the rows in sight exist; one row is chosen, arrow keys move the choice ------------------
+
+const MORE = 5; // rows beyond those in sight
+let lists = 0;
+
+/** VirtualList({height, rowHeight, label, render(row) -> nodes, onChoose(row, byReader)}). */
+export class VirtualList {
+  constructor(options) {
+    Object.assign(this, { rows: [], chosen: -1, id: `list-${(lists += 1)}` }, options);
+    this.inner = el("div.vlist-inner");
+    this.node = el(
+      "div.vlist",
+      {
+        role: "listbox", tabindex: "0", "aria-label": this.label, style: { "max-height": `${this.height}px` },
+        onscroll: () => this.draw(), onkeydown: (e) => this.key(e),
+      },
+      this.inner,
+    );
+  }
+
+  show(rows) {
+    this.rows = rows;
+    this.inner.style.setProperty("height", `${rows.length * this.rowHeight}px`);
+    this.node.scrollTop = 0;
+    this.draw();
+  }
+
+  draw() {
+    const first = Math.max(0, Math.floor(this.node.scrollTop / this.rowHeight) - MORE);
+    const last = Math.min(this.rows.length, first + Math.ceil(this.height / this.rowHeight) + 2 * MORE);
+    const parts = [];
+    for (let i = first; i < last; i += 1) parts.push(this.rowNode(i));
+    replace(this.inner, parts);
+    if (this.chosen >= 0) this.node.setAttribute("aria-activedescendant", `${this.id}-${this.chosen}`);
+  }
+
+  rowNode(i) {
+    const on = i === this.chosen;
+    return el(
+      on ? "div.vrow.on" : "div.vrow",
+      {
+        role: "option",
+        id: `${this.id}-${i}`,
+        "aria-selected": String(on),
+        "aria-posinset": i + 1,
+        "aria-setsize": this.rows.length,
+        style: { top: `${i * this.rowHeight}px`, height: `${this.rowHeight}px` },
+        onclick: () => this.choose(i),
+      },
+      ...this.render(this.rows[i], i),
+    );
+  }
+
+  choose(i, bring = true) {
+    this.chosen = Math.min(Math.max(0, i), this.rows.length - 1);
+    if (bring) this.bring();
+    this.draw();
+    this.onChoose(this.rows[this.chosen], bring);
+  }
+
+  bring() {
+    const top = this.chosen * this.rowHeight;
+    const box = this.node;
+    if (top < box.scrollTop) box.scrollTop = top;
+    else if (top + this.rowHeight > box.scrollTop + box.clientHeight)
+      box.scrollTop = top + this.rowHeight - box.clientHeight;
+  }
+
+  key(event) {
+    const page = Math.floor(this.height / this.rowHeight);
+    const step = {
+      ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -this.rows.length, End: this.rows.length,
+    }[event.key];
+    if (!step || !this.rows.length) return;
+    event.preventDefault();
+    this.choose(this.chosen + step);
+  }
+}

@@ -8,30 +8,12 @@ const watchers = [];
 
 // Okabe and Ito's colours, which colour-blind readers can tell apart; lightened for the dark page.
 const LIGHT = {
-  ink: "#1d1c1a",
-  soft: "#5d5a54",
-  line: "#d9d5cc",
-  paper: "#ffffff",
-  blue: "#0072b2",
-  red: "#c65200",
-  green: "#00845f",
-  amber: "#a96f00",
-  sky: "#2f8fc4",
-  pink: "#a8507f",
-  grey: "#77736b",
+  ink: "#1d1c1a", soft: "#5d5a54", line: "#d9d5cc", paper: "#ffffff", blue: "#0072b2", red: "#c65200",
+  green: "#00845f", amber: "#a96f00", sky: "#2f8fc4", pink: "#a8507f", grey: "#77736b",
 };
 const DARK = {
-  ink: "#ecebe7",
-  soft: "#aeaba3",
-  line: "#3a3d43",
-  paper: "#1b1e23",
-  blue: "#5fb4ea",
-  red: "#ff9248",
-  green: "#3fcf9f",
-  amber: "#f0b73f",
-  sky: "#8fd0f5",
-  pink: "#e39bc4",
-  grey: "#9b978f",
+  ink: "#ecebe7", soft: "#aeaba3", line: "#3a3d43", paper: "#1b1e23", blue: "#5fb4ea", red: "#ff9248",
+  green: "#3fcf9f", amber: "#f0b73f", sky: "#8fd0f5", pink: "#e39bc4", grey: "#9b978f",
 };
 
 let printing = false;
@@ -44,16 +26,6 @@ export function wheel() {
   const c = colours();
   return [c.blue, c.red, c.green, c.amber, c.pink, c.sky, c.grey];
 }
-
-/** Numbers below and above zero: blue to red by way of the paper. */
-export const diverging = () => {
-  const c = colours();
-  return [
-    [0, c.blue],
-    [0.5, c.paper],
-    [1, c.red],
-  ];
-};
 
 /** From nothing (paper) to much (blue): lightness alone carries the order. */
 export const rising = () => {

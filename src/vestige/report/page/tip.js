@@ -39,8 +39,8 @@ export function showAt(text, x, y) {
   const [head, ...rest] = text.split("\n");
   replace(
     box,
-    el("strong", {}, head),
-    rest.map((line) => el("p", {}, line)),
+    el("strong", head),
+    rest.map((line) => el("p", line)),
   );
   box.hidden = false;
   place({ left: x + 14, top: y, bottom: y + 4 });

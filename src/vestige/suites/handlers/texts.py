@@ -118,6 +118,11 @@ def classifier_prob(inputs: Inputs) -> AnyScore:
 
 # ---- Secrets a model says, and how fluently it speaks: metrics of texts that ROUGE has generated anyway -----------
 
+
+#
+# In: rows with the columns that hold their facts, texts, and what a second model thinks of those texts. Out: Scores.
+# Callers: engine/scores.py, by the names of the handlers; report/gather.py for `secrets_in`.
+
 NO_SECRET = "the row has no secret: no entity column, and none to be found in its answers"
 NOTHING_SAID = "the model said nothing"
 

@@ -12,3 +12,7 @@ trainers            callbacks in somebody else's trainer: TrainerGuest, log_metr
 preserve_state      evaluating a model that is being trained, without a trace
 trackers            a finished run in W&B, MLflow, TensorBoard, on the hub
 """
+
+# Evaluators that are not a list of metrics: the `handler` of an eval config -> the module whose `evaluate` runs it.
+# Handlers that are not here (TOFUEvaluator, MUSEEvaluator, a user's own) are suites of metrics.
+HARNESSES = {"LMEvalEvaluator": "vestige.adapters.lm_eval"}

@@ -226,7 +226,7 @@ class StopRule:
 
 # ---- Texts out of a sampler's windows: how one is asked for, and where it ends. No model runs here ------------------
 # In: a Request, or the ids of a finished window. Out: the DenoiseWant that makes it, or its ids up to the end.
-# Callers: collect/diffusion.py, costs/estimate.py, integrations/lm_eval_diffusion.py.
+# Callers: collect/diffusion.py, costs/estimate.py, adapters/lm_eval_diffusion.py.
 
 MOST_STEPS = 128  # of texts: one token a pass up to this many, then several
 

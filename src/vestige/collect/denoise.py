@@ -5,7 +5,7 @@
 A pass's logits give each position its first choice, the moments of log p, and log p of every label asked about. The
 metrics of trajectories only re-index these (passes, positions) planes.
 
-In: DenoiseWants and a diffusion model. Out: Traces. Callers: collect/diffusion.py, integrations/lm_eval_diffusion.py,
+In: DenoiseWants and a diffusion model. Out: Traces. Callers: collect/diffusion.py, adapters/lm_eval_diffusion.py,
 and costs/estimate.py for the size of a pass.
 """
 
@@ -324,7 +324,7 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
 # windows are kept as long as there is room, and the others are made each time they are asked for.
 #
 # In: a mask predictor and what a trajectory asked of it. Out: the logits of one window at one step. Callers:
-# engine/evaluator_session.py and integrations/step_model.py, for metrics in code.
+# engine/evaluator_session.py and adapters/step_model.py, for metrics in code.
 
 ROOM = 2 << 30  # bytes of logits kept; 30 windows of 64 tokens, 32 passes and 8,000 words
 

@@ -4,7 +4,7 @@ A tensor that the checkpoint lacks would be random numbers; one that nobody read
 weights are not of the same model (a layer too few, say). Both are errors that name them.
 
 In: what transformers reports of a load. Out: notes, or one sentence. Callers: load.py, adapters.py and tokenizer.py of
-this room, and integrations/lm_eval.py, which keeps another library quiet.
+this room, and adapters/lm_eval.py, which keeps another library quiet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Patching by staircase beside one full forward per layer, in one run: processor seconds, equality of every score.
+"""Layered patching next to one full forward per layer, in one run: processor seconds, equality of every score.
 
     python bench/depth.py                    12 layers, width 384, 100 tokens, span 8, vocabulary 32,000
     python bench/depth.py --after 0          the entity at the very end (default: 15 tokens follow it)
@@ -32,7 +32,7 @@ from vestige.collect.patch import PatchPlan, collect_states, make_plan
 from vestige.types import Target
 from vestige.wants import PatchWant
 
-MORE = 3  # further models that share the staircase; the cost of one is a third of what they add
+MORE = 3  # further models that share its forwards; the cost of one is a third of what they add
 
 
 def make_model(seed: int, args: argparse.Namespace) -> Any:

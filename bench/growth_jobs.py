@@ -183,7 +183,7 @@ def trajectory(rows: int = 4, tokens: int = 16, steps: int = 4) -> Work:
     """Sampling with a recorder, then three metrics at every step of four trajectories."""
     from transformers import BertConfig, BertForMaskedLM
 
-    from vestige.collect.denoise import Planes, label_table
+    from vestige.collect.denoise import PassRecorder, label_table
     from vestige.metrics import membership, memorisation
     from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES, follow
     from vestige.models.diffusion import MaskPredictor
@@ -204,9 +204,9 @@ def trajectory(rows: int = 4, tokens: int = 16, steps: int = 4) -> Work:
     def work() -> None:
         for i in range(0, rows, 4):  # batches, as the collector makes them
             part = streams[i : i + 4]
-            planes = Planes(label_table(part, tokens, VOCAB))
-            sampled = sample(predictor, prompts[i : i + 4], part, settings, planes)
-            for trace in planes.traces(sampled, 3):
+            recorder = PassRecorder(label_table(part, tokens, VOCAB))
+            sampled = sample(predictor, prompts[i : i + 4], part, settings, recorder.record)
+            for trace in recorder.traces(sampled, 3):
                 for name in DEFAULT_TRAJECTORIES:
                     seen = follow(trace, name).stats()
                     (

@@ -98,7 +98,7 @@ def bare_forwards(loaded: LoadedModel, folder: Path, out: Path) -> tuple[float, 
     wants = prepare(run, make_encoder_context(run, loaded.tokenizer, [])).wants
     targets = list({t.key: t for t in wants.answers}.values())
     vocab = vocabulary(loaded.model)
-    collector = AnswerCollector(loaded.model, vocab, default_limits(vocab, False), Cost())
+    collector = AnswerCollector(loaded.model, vocab, default_limits(False), Cost())
     spent = {"bare": 0.0}
     real = forward.logits_at
 

@@ -282,7 +282,7 @@ def recording_overhead(turns: int, steps: int = 16, window: int = 64, prompts: i
     """
     from transformers import BertConfig, BertForMaskedLM
 
-    from vestige.collect.denoise import Planes, label_table
+    from vestige.collect.denoise import PassRecorder, label_table
     from vestige.models.diffusion import MaskPredictor
     from vestige.models.samplers import sample
     from vestige.types import Prompt
@@ -308,9 +308,9 @@ def recording_overhead(turns: int, steps: int = 16, window: int = 64, prompts: i
     beside = {"without": 0.0, "with": 0.0}
     for turn in range(turns):
         for way in ("without", "with"):
-            recorder = Planes(label_table(streams, window, config.vocab_size)) if way == "with" else None
+            recorder = PassRecorder(label_table(streams, window, config.vocab_size)) if way == "with" else None
             before, start = spent["forward"], time.process_time()
-            sampled = sample(predictor, texts, streams, settings, recorder)
+            sampled = sample(predictor, texts, streams, settings, recorder.record if recorder else None)
             if recorder is not None:
                 recorder.traces(sampled, 103)
             if turn:  # the first of each warms up

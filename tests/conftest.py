@@ -44,7 +44,6 @@ PARTS = {
             "models/test_families.py",
             "models/test_families_run.py",
             "models/test_diffusion_gemma.py",
-            "models/test_flex.py",
         ),
         *("samplers/test_families_samplers.py", "suites/test_trajectory_axis.py"),
     ),

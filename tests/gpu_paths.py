@@ -22,10 +22,10 @@ from vestige.collect.backend import Cost
 from vestige.collect.bound import BoundCollector
 from vestige.collect.cross import CrossScorer
 from vestige.collect.denoise import DenoiseCollector, Windows
+from vestige.collect.gradients import fisher as fisher_sums
 from vestige.collect.gradients import gradient_norms
 from vestige.collect.layered_patching import Patcher
 from vestige.collect.patch import collect_states, lens_scores, make_plan, patched_plain
-from vestige.collect.patch import fisher as fisher_sums
 from vestige.collect.texts import TextCollector
 from vestige.collect.tree import Limits
 from vestige.types import IGNORE, Prompt, Target
@@ -121,7 +121,7 @@ def _patch_wants() -> list[PatchWant]:
     ]
 
 
-def staircase(move: Move) -> Outcome:
+def layered_patching(move: Move) -> Outcome:
     full, source = move(llama()), move(llama(1))
     wants, plan, cost = _patch_wants(), make_plan(full), Cost()
     states = {k: v for part in collect_states(source, wants, plan, 2) for k, v in part.items()}
@@ -242,7 +242,7 @@ PATHS = (
     GpuPath("greedy decoding", decode, "step", waits=1, fixed=9),
     GpuPath("sampling", sample, "step", waits=1, fixed=9),
     GpuPath("greedy with a penalty", penalised, "step", waits=1, fixed=9),
-    GpuPath("depth, staircase", staircase, "forward", waits=1, fixed=4),
+    GpuPath("depth, layered", layered_patching, "forward", waits=1, fixed=4),
     GpuPath("depth, plain", patch, "example", waits=2),
     GpuPath("logit lens", lens, "example", waits=3),
     GpuPath("Fisher information", fisher, "example", waits=3, to_host=2),

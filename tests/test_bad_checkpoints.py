@@ -44,10 +44,9 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("config.json", {"rope_parameters": {"rope_type": "wobbly", "rope_theta": 1e4}}, "rope_type"),
-    ("config.json", {"rope_scaling": {"type": "wobbly", "factor": 2.0}}, "rope_type"),
-    ("config.json", {"rope_scaling": 3}, "rope_parameters"),
-    ("config.json", {"hidden_act": "sillu"}, "'silu'"),
+    ("config.json", {"rope_parameters": {"rope_type": "wobbly", "rope_theta": 1e4}}, "wobbly"),
+    ("config.json", {"rope_scaling": {"type": "wobbly", "factor": 2.0}}, "wobbly"),
+    ("config.json", {"hidden_act": "sillu"}, "sillu"),
     ("config.json", {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "plain F32"),
     ("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "plain F32"),
     ("config.json", {"attn_implementation": "kernels-community/flash-attn"}, "hub"),

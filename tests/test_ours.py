@@ -124,9 +124,9 @@ def test_a_layer_without_keys_is_a_finding_about_the_architecture() -> None:
     """Recurrent layers of a hybrid model: the fast way ends, the plain way goes on (an assertion would be a bug)."""
     from transformers.cache_utils import DynamicLayer
 
-    from vestige.models.kv_cache import SlotCache, Unfit, held
+    from vestige.models.kv_cache import SlotCache, UnsupportedArchitecture, layer_keys
 
-    error = caught(held, DynamicLayer())
-    assert isinstance(error, Unfit) and not is_ours(error)
+    error = caught(layer_keys, DynamicLayer())
+    assert isinstance(error, UnsupportedArchitecture) and not is_ours(error)
     prefilled = SimpleNamespace(layers=[DynamicLayer()])
-    assert isinstance(caught(SlotCache(1, 1, 1).admit, prefilled, [np.arange(1)], 1), Unfit)
+    assert isinstance(caught(SlotCache(1, 1, 1).admit, prefilled, [np.arange(1)], 1), UnsupportedArchitecture)

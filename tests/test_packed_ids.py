@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -26,22 +25,9 @@ def test_ids_come_back_as_they_were_given(ids: tuple[int, ...]) -> None:
     assert Prompt(ids).ids == ids and Text((*ids, -1), "words").ids == (*ids, -1)
 
 
-def test_keys_are_those_of_earlier_versions() -> None:
-    """Evidence on disk is found by them."""
-    assert Target((1, 2, 70_000), 1).key == "a68e9bb6fe89b50c00cc99ec2eb57adf"
-    assert Target((1, 2, 70_000), 1, (0, 2), "r").key == "4e97fb65912a4bc83f5477fd64e91af6"
-    assert Prompt((5,), (0,)).key == "9b43976176041a2dd9940f1d794c2555"
-
-
 def test_a_target_sorts_as_its_ids_do() -> None:
     given = [(3, 300, 5), (3, 300), (3, 2, 70_000, 1), (256, 1), (255, 9), (3, 2, 7)]
     assert [t.ids for t in sorted((Target(i, 1) for i in given), key=lambda t: t.sorting)] == sorted(given)
-
-
-def test_a_token_takes_four_bytes() -> None:
-    kept = {n: sys.getsizeof(Target(tuple(range(10**6, 10**6 + n)), 1).sorting) for n in (100, 1100)}
-    assert kept[1100] - kept[100] == 4 * 1000
-    assert not hasattr(Target((1, 2), 1), "__dict__")
 
 
 def test_facts_by_column_are_facts_by_row() -> None:

@@ -31,15 +31,15 @@ class _Packed:
     def __get__(self, record: Any, owner: type | None = None) -> Any:
         if record is None:
             return self
-        kept = self.slot.__get__(record)
-        return struct.unpack(f">{len(kept) // 4}i", kept) if isinstance(kept, bytes) else kept
+        packed = self.slot.__get__(record)
+        return struct.unpack(f">{len(packed) // 4}i", packed) if isinstance(packed, bytes) else packed
 
     def __set__(self, record: Any, ids: Sequence[int]) -> None:
         try:
-            kept: Any = struct.pack(f">{len(ids)}i", *ids)
+            packed: Any = struct.pack(f">{len(ids)}i", *ids)
         except struct.error:  # no vocabulary has such a number: kept as it is, and refused by who knows the model
-            kept = ids
-        self.slot.__set__(record, kept)
+            packed = ids
+        self.slot.__set__(record, packed)
 
 
 def packing(*names: str) -> Callable[[type[Record]], type[Record]]:
@@ -55,8 +55,8 @@ def packing(*names: str) -> Callable[[type[Record]], type[Record]]:
 
 def sorting(record: Any, name: str) -> bytes:
     """A field of token ids as bytes that sort as the ids do; where they fit into four bytes, nothing is copied."""
-    kept = vars(type(record))[name].slot.__get__(record)
-    return kept if isinstance(kept, bytes) else np.asarray(kept, ">i8").tobytes()
+    packed = vars(type(record))[name].slot.__get__(record)
+    return packed if isinstance(packed, bytes) else np.asarray(packed, ">i8").tobytes()
 
 
 class Keyed:
@@ -100,8 +100,8 @@ class Facts(LazySequence[Mapping[str, Any]]):
     """Facts of many rows, kept by column: a mapping for each row would take more than some texts."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]], count: int) -> None:
-        kept = {name: values for name, values in columns.items() if any(v is not None for v in values)}
-        super().__init__(count, lambda row: {name: v[row] for name, v in kept.items() if v[row] is not None})
+        filled = {name: values for name, values in columns.items() if any(v is not None for v in values)}
+        super().__init__(count, lambda row: {name: v[row] for name, v in filled.items() if v[row] is not None})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -117,7 +117,7 @@ class Facts(LazySequence[Mapping[str, Any]]):
 def codes_of(ids: Sequence[int], hidden: Iterable[int]) -> Array:
     """Token ids as numbers of nodes: the same token, hidden or not, is two different nodes.
 
-    Nobody attends to a hidden token, so all states behind it differ from those behind the same token in sight. Two
+    No token attends to a hidden one, so all later states differ from those after the same token in sight. Two
     targets that shared such a node would read each other's numbers.
     """
     codes = 2 * np.asarray(ids, np.int64)
@@ -136,14 +136,18 @@ def in_turn(codes: Sequence[Array]) -> Iterator[tuple[int, Array, int]]:
     # Bytes, the highest first: they sort as the numbers do, and take a tenth of the memory of lists of them.
     for i in sorted(range(len(codes)), key=lambda i: codes[i].astype(">u4").tobytes()):
         mine = codes[i]
-        yield i, mine, _common(before, mine)
+        yield i, mine, common_prefix(before, mine)
         before = mine
 
 
-def _common(a: Array, b: Array) -> int:
-    """The length of the common prefix."""
+def common_prefix(a: Sequence[int] | Array, b: Sequence[int] | Array) -> int:
+    """How many tokens two sequences begin with alike.
+
+    >>> common_prefix((5, 6, 7), (5, 6)), common_prefix((1,), (2,))
+    (2, 0)
+    """
     n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
+    differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
     return int(differ[0]) if len(differ) else n
 
 
@@ -162,6 +166,6 @@ def count_nodes(targets: Iterable[Target]) -> int:
 
     (The last token of a sequence is never pushed, so that we may even do better.)
     """
-    given = list(targets)
-    codes = LazySequence(len(given), lambda i: codes_of(given[i].ids, given[i].hidden))
+    listed = list(targets)
+    codes = LazySequence(len(listed), lambda i: codes_of(listed[i].ids, listed[i].hidden))
     return sum(len(mine) - shared for _, mine, shared in in_turn(codes))

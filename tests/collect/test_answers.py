@@ -13,10 +13,9 @@ import torch
 from collect_tools import ARCHITECTURES, EAGER_ONLY, PACKABLE, VOCAB, family, model_of, numbers, one_by_one
 from conftest import LAB
 from vestige.collect import answers, forward
-from vestige.collect.answers import AnswerCollector, default_limits, distinct
+from vestige.collect.answers import AnswerCollector, distinct
 from vestige.collect.backend import Cost
 from vestige.collect.tree import Limits
-from vestige.errors import UserError
 from vestige.models import attention
 from vestige.types import Target, TokenStats
 
@@ -110,23 +109,6 @@ def test_the_same_numbers_at_any_budget(llama: Any, plain: bool) -> None:
                 np.testing.assert_allclose(getattr(stats, name), getattr(other[key], name), rtol=2e-5, atol=1e-5)
 
 
-def test_duplicates_and_shared_contents_are_scored_once(llama: Any) -> None:
-    base = family()[0]
-    targets = [base, base, Target(base.ids, base.start + 1), Target(base.ids, 1)]
-    got = collect(collector(llama), targets)
-    assert set(got) == {t.key for t in targets}
-    agree(llama, got, targets)
-    np.testing.assert_allclose(got[targets[3].key].logprob[base.start - 1 :], got[base.key].logprob, atol=1e-6)
-
-
-def test_the_order_asked_does_not_change_a_bit(llama: Any) -> None:
-    targets = family()
-    a, b = collect(collector(llama), targets), collect(collector(llama), targets[::-1])
-    for key in a:
-        assert a[key].logprob.tobytes() == b[key].logprob.tobytes()
-        assert a[key].std.tobytes() == b[key].std.tobytes()
-
-
 def test_prefixes_are_paid_once(llama: Any) -> None:
     targets = family()
     made = collector(llama, tokens=256, row=256)
@@ -195,25 +177,6 @@ def test_out_of_memory_halves_the_budget_and_answers_the_rest(
     assert [n.split(" to ")[1].split(" tokens")[0] for n in made.cost.notes] == ["48", "24"]
 
 
-def test_out_of_memory_on_the_plain_way(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    targets = family(5)
-    breaking(monkeypatch, "score_plain", {2}, torch.OutOfMemoryError())
-    made = collector(llama, plain=True)
-    agree(llama, collect(made, targets), targets)
-
-
-def test_out_of_memory_at_the_smallest_budget_is_raised(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    breaking(monkeypatch, "score_plain", set(range(1000)), torch.OutOfMemoryError("really"))
-    with pytest.raises(torch.OutOfMemoryError):
-        collect(collector(llama, tokens=4, plain=True), family())
-
-
-def test_another_error_is_not_taken_for_lack_of_memory(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    breaking(monkeypatch, "score_packed", {3}, RuntimeError("a bug"))
-    with pytest.raises(RuntimeError, match="a bug"):
-        collect(collector(llama), family())
-
-
 # ---- resuming -------------------------------------------------------------------------------------------------
 
 
@@ -230,21 +193,6 @@ def test_done_jobs_are_skipped_and_the_rest_repeats_byte_for_byte(llama: Any) ->
             for key in mine:
                 assert mine[key].logprob.tobytes() == first[key].logprob.tobytes()
         assert made.cost.score_forwards == len(parts) - cut
-
-
-def test_a_half_done_job_runs_whole(llama: Any) -> None:
-    targets = family(6)
-    parts = list(collector(llama).run(targets))
-    some = next(iter(parts[0]))
-    assert [set(p) for p in collector(llama).run(targets, frozenset([some]))] == [set(p) for p in parts]
-
-
-def test_all_done_costs_nothing(llama: Any) -> None:
-    targets = family()
-    made = collector(llama)
-    assert collect(made, targets, frozenset(t.key for t in targets)) == {}
-    assert made.cost.score_tokens == 0
-    assert collect(made, []) == {}
 
 
 # ---- verification ---------------------------------------------------------------------------------------------
@@ -283,46 +231,6 @@ def test_verification_sees_what_a_model_ignores(ignores: str) -> None:
         assert "packed scoring" in made.cost.notes[0]
 
 
-def test_a_model_that_refuses_a_tree_mask_is_scored_the_plain_way(llama: Any) -> None:
-    class Picky(Deaf):
-        def forward(self, **inputs: Any) -> Any:
-            assert inputs["attention_mask"].ndim == 2, "no four dimensions, please"
-            return self.inner(**inputs)
-
-    made, targets = collector(Picky(llama, "")), family()
-    agree(llama, collect(made, targets), targets)
-    assert "no four dimensions" in made.cost.notes[0]
-
-
-@pytest.mark.parametrize("head", ["none", "weight only", "input table"])
-def test_models_whose_output_layer_cannot_be_hooked(llama: Any, head: str) -> None:
-    class Odd(Deaf):
-        def get_output_embeddings(self) -> Any:
-            if head == "input table":  # of models that share it
-                return llama.get_input_embeddings()
-            return None if head == "none" else torch.nn.Linear(32, VOCAB)  # exists, but is never called
-
-    targets = family()
-    for plain in (False, True):
-        made = collector(Odd(llama, ""), plain=plain)
-        agree(llama, collect(made, targets), targets)
-
-
-def test_the_hook_is_taken_off_again(llama: Any) -> None:
-    ids = torch.arange(3, 13)[None]
-    collect(collector(llama), family())
-    assert not llama.get_output_embeddings()._forward_pre_hooks
-    assert llama(input_ids=ids).logits.shape == (1, 10, VOCAB)
-
-    class Explodes(Deaf):
-        def forward(self, **inputs: Any) -> Any:
-            raise ValueError("boom")
-
-    with pytest.raises(ValueError, match="boom"):
-        forward.score_plain(Explodes(llama, ""), family()[:1])
-    assert not llama.get_output_embeddings()._forward_pre_hooks
-
-
 def test_adapters_work() -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
@@ -332,39 +240,6 @@ def test_adapters_work() -> None:
     made = collector(model)
     agree(model, collect(made, targets), targets)
     assert not made.plain, made.cost.notes
-
-
-@pytest.mark.parametrize("name", ["gpt2", "opt"])
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_sequence_beyond_a_learned_position_table(name: str, plain: bool) -> None:
-    model, rng = model_of(name), np.random.default_rng(0)
-    fits = Target(numbers(rng, 65), 30)  # 64 inputs, 64 positions
-    agree(model, collect(collector(model, plain=plain), [fits]), [fits])
-    with pytest.raises(UserError, match="65 tokens long, but this model has only 64 positions"):
-        collect(collector(model, plain=plain), [fits, Target(numbers(rng, 66), 30)])
-
-
-def test_rotary_models_read_on_beyond_their_trained_length(llama: Any) -> None:
-    target = Target(numbers(np.random.default_rng(0), 150), 30)  # max_position_embeddings is 128
-    agree(llama, collect(collector(llama), [target]), [target])
-
-
-def test_limits_follow_the_machine() -> None:
-    assert default_limits(50_000, on_gpu=True).tokens > default_limits(50_000, on_gpu=False).tokens
-    assert default_limits(50_000, on_gpu=False, tokens=7).tokens == 7
-
-
-def test_a_target_needs_a_label_and_something_before_it() -> None:
-    for ids, start in (((1, 2), 0), ((1, 2), 2), ((1,), 1), ((), 1)):
-        with pytest.raises(ValueError, match="start must lie in"):
-            Target(ids, start)
-
-
-def test_keys_tell_contents_apart() -> None:
-    base = Target((1, 2, 3, 4), 2)
-    assert base.key == Target((1, 2, 3, 4), 2, hidden=(3,)).key  # nobody attends to the last token
-    others = [Target((1, 2, 3, 5), 2), Target((1, 2, 3, 4), 3), Target((1, 2, 3, 4), 2, hidden=(0,))]
-    assert len({base.key, *(t.key for t in others)}) == 4
 
 
 def test_long_rows_attend_in_stretches_to_fewer_keys(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:

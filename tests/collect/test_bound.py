@@ -13,7 +13,6 @@ from diffusion_tools import MASK, predictor
 from vestige.collect.backend import Cost
 from vestige.collect.bound import Bound, BoundCollector, draw_masks, rows_needed, standard_error
 from vestige.collect.tree import Limits
-from vestige.errors import UserError
 from vestige.types import Target, TokenStats
 
 ROOMY = Limits(tokens=100_000, logit_cells=1 << 24, row_tokens=1024)
@@ -94,24 +93,6 @@ def test_draws_that_hide_the_same_tokens_are_asked_once() -> None:
         assert found[target.key].standard_error == pytest.approx(error, abs=1e-5)
 
 
-def test_a_group_fills_about_one_batch() -> None:
-    limits = Limits(tokens=5 * 40, logit_cells=1 << 24, row_tokens=1024)
-    options = [Target((30, 31, 32, 33, token), 4) for token in range(10, 50)]
-    cost = Cost()
-    groups = list(BoundCollector(predictor(), limits, cost).bound(options))
-    assert [len(g) for g in groups] == [40] and cost.score_forwards == 1  # one row each, all in one forward
-    long = Target((10, 11, 13, 14), 1)  # shorter than the options, but up to seven rows
-    assert [len(g) for g in BoundCollector(predictor(), limits, Cost()).bound([*options[:38], long])] == [38, 1]
-
-
-def test_draws_belong_to_the_target_and_the_seed() -> None:
-    a, b = draw_masks(TARGETS[0], 16), draw_masks(TARGETS[0], 16)
-    assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-    assert any(not np.array_equal(x, y) for x, y in zip(a, draw_masks(TARGETS[0], 16, seed=1), strict=True))
-    counts = sorted(len(m) for m in draw_masks(TARGETS[0], 16))
-    assert counts == [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4  # four strata for each of four sizes
-
-
 def test_the_bound_does_not_depend_on_the_batch() -> None:
     together = bounds(TARGETS)
     for limits in (Limits(1, 1, 1), Limits(40, 64 * 6, 40)):
@@ -138,12 +119,6 @@ def test_shares_and_the_hidden_pass() -> None:
     np.testing.assert_allclose(found.stats.mean, (p.exp() * p).sum(-1), atol=1e-5)
 
 
-def test_one_draw_has_no_standard_error() -> None:
-    assert np.isnan(bounds([TARGETS[0]], draws=1)[TARGETS[0].key].standard_error)
-    with pytest.raises(UserError, match="at least 1 draw"):
-        bounds(TARGETS, draws=0)
-
-
 def test_the_standard_error_by_hand() -> None:
     assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0)  # sqrt(4 / (2 * 1 * 2))
 
@@ -155,12 +130,3 @@ def test_visible_scores_the_shown_text() -> None:
     for target in TARGETS:
         np.testing.assert_allclose(found[target.key].logprob, logprobs(target, ()), atol=1e-5)
         assert found[target.key].label.tolist() == list(target.labels)
-
-
-def test_what_is_done_costs_nothing_and_long_texts_are_refused() -> None:
-    cost = Cost()
-    collector = BoundCollector(predictor(), ROOMY, cost)
-    assert list(collector.bound(TARGETS, done=frozenset(t.key for t in TARGETS))) == []
-    assert cost.score_forwards == 0
-    with pytest.raises(UserError, match="only 128 positions"):
-        list(collector.visible([Target((5,) * 130, 3)]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ import torch
 from diffusion_tools import EOS, MASK, predictor
 from vestige.collect import denoise
 from vestige.collect.backend import Cost
-from vestige.collect.denoise import DenoiseCollector, batches, read_tensors, trace_from_logits
+from vestige.collect.denoise import DenoiseCollector, batches, trace_from_logits
 from vestige.collect.tree import Limits
-from vestige.errors import UserError
 from vestige.models.samplers import Pass, sample
 from vestige.types import IGNORE, Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising
@@ -122,17 +120,6 @@ def test_never_decided_positions_and_one_pass() -> None:
     assert short.logprob.shape == (0, 1, 6)
 
 
-def test_what_is_done_is_not_run_again_and_equal_wants_are_one() -> None:
-    items = wants()
-    model = predictor()
-    collector = DenoiseCollector(model, ROOMY, cost := Cost())
-    left = list(collector.run([*items, *items], frozenset({items[0].key})))
-    assert {k for part in left for k in part} == {items[1].key, items[2].key}
-    assert cost.denoise_forwards == model.forwards == 4  # four passes, both wants in one batch
-    assert cost.denoise_tokens == 4 * 2 * (7 + 8)
-    assert list(collector.run(items, frozenset(w.key for w in items))) == []
-
-
 def test_out_of_memory_halves_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     real, sizes = sample, []
 
@@ -150,17 +137,6 @@ def test_out_of_memory_halves_the_budget(monkeypatch: pytest.MonkeyPatch) -> Non
         out |= part
     assert set(out) == {w.key for w in items} and sizes[0] > 1 and sizes[-1] == 1
     assert "halved" in cost.notes[0]
-
-
-def test_bad_labels_and_long_prompts() -> None:
-    with pytest.raises(UserError, match="logits cover 8 positions but labels cover 9"):
-        collect([DenoiseWant(Prompt((1,)), (tuple(range(9)),), MDLM)])
-    with pytest.raises(UserError, match="Label 64 is not among"):
-        collect([DenoiseWant(Prompt((1,)), ((64,),), MDLM)])
-    with pytest.raises(UserError, match="only 128 positions"):
-        collect([DenoiseWant(Prompt((5,) * 121), (), MDLM)])
-    with pytest.raises(UserError, match="remasking"):
-        collect([DenoiseWant(Prompt((5,)), (), Denoising(remasking="enthropy"))])
 
 
 def recorded() -> tuple[DenoiseWant, torch.Tensor]:
@@ -181,49 +157,6 @@ def test_saved_logits_give_the_same_trace(layout: str) -> None:
     assert (proposal == ours.proposal).all()
     for name in ("final", "fixed", "committed", "canvas", "top1", "mean", "std", "labels", "logprob"):
         np.testing.assert_allclose(getattr(trace, name), getattr(ours, name), atol=1e-5, err_msg=name)
-
-
-def test_saved_logits_that_do_not_fit() -> None:
-    cube = np.zeros((5, 3, 2), np.float32)
-    with pytest.raises(UserError, match="fixation_steps must have one entry"):
-        trace_from_logits(cube, [0, 0])
-    with pytest.raises(UserError, match=r"0\.\.1, or be -1"):
-        trace_from_logits(cube, [0, 0, 2])
-    with pytest.raises(UserError, match="labels cover 4"):
-        trace_from_logits(cube, [0, 0, 0], [(1, 2, 3, 4)])
-    with pytest.raises(UserError, match="three axes"):
-        trace_from_logits(cube[0], [0, 0])
-    with pytest.raises(UserError, match="layout"):
-        trace_from_logits(cube, [0, 0, 0], layout="BVLS")
-    with pytest.raises(UserError, match="cannot be empty"):
-        trace_from_logits(cube[:, :, :0], [0, 0, 0])
-
-
-def test_reading_saved_tensors(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    logits, fixed = torch.randn(5, 3, 2), torch.tensor([0, 1, -1])
-    save_file({"logits": logits, "fixation_steps": fixed}, str(tmp_path / "a.safetensors"))
-    np.save(tmp_path / "a.npy", logits.numpy())
-    np.savez(tmp_path / "a.npz", logits=logits.numpy(), fixation_steps=fixed.numpy())
-    torch.save({"logits": logits, "fixation_steps": fixed}, tmp_path / "a.pt")
-    for name in ("a.safetensors", "a.npy", "a.npz", "a.pt"):
-        found = read_tensors(tmp_path / name)
-        assert np.array_equal(np.asarray(found["logits"]), logits.numpy()), name
-    assert trace_from_logits(found["logits"], found["fixation_steps"]).steps == 2
-
-
-def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "o.npy", np.array([object()], dtype=object), allow_pickle=True)
-    torch.save({"logits": Path("x")}, tmp_path / "o.pt")
-    for name in ("o.npy", "o.pt"):
-        with pytest.raises(UserError, match="could not be read"):
-            read_tensors(tmp_path / name)
-    with pytest.raises(UserError, match="No file"):
-        read_tensors(tmp_path / "none.npy")
-    (tmp_path / "x.txt").write_text("")
-    with pytest.raises(UserError, match=r"give \.safetensors"):
-        read_tensors(tmp_path / "x.txt")
 
 
 @pytest.mark.parametrize("denoising", [MDLM, BD3LM], ids=["mdlm", "bd3lm"])

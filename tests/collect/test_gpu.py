@@ -17,7 +17,6 @@ from pretend_gpu import OtherDevice, PretendTensor, on_gpu, pretending
 from vestige.collect.answers import AnswerCollector
 from vestige.collect.backend import Cost
 from vestige.collect.tree import Limits
-from vestige.models import attention as sending
 
 TWO = {"": "cuda:0", "model.layers.1": "cuda:1", "model.norm": "cuda:1", "lm_head": "cuda:1"}
 CAUSAL = [p for p in PATHS if not p.diffusion]
@@ -154,16 +153,3 @@ def test_a_model_with_a_window_keeps_its_own_masks() -> None:
             found.append({k: v for part in collector.run(targets) for k, v in part.items()})
         assert collector.plain
     same(Outcome(found[0], 1), Outcome(found[1], 1))
-
-
-def test_pinned_memory_is_asked_for_only_where_it_was_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: asked.append(1) or t)
-    with pretending():
-        device = torch.device("cuda:0")
-        sending.send(np.arange(3), device)
-        assert not asked
-        monkeypatch.setattr(sending, "PINNED", True)
-        assert sending.send(np.arange(3), device).tolist() == [0, 1, 2]
-        sending.send(np.arange(3), torch.device("cpu"))
-    assert len(asked) == 1

@@ -22,15 +22,12 @@ from vestige.collect.patch import (
     decode_states,
     make_plan,
     patched_plain,
-    reading,
     source_states,
-    writing,
 )  # fmt: skip
 from vestige.data.rows import load_rows
-from vestige.data.spans import Span, encode_span, last_content, read_spans
+from vestige.data.spans import Span, encode_span, read_spans
 from vestige.errors import UserError
 from vestige.metrics import depth
-from vestige.models.layers import Site, find_blocks, find_sites
 from vestige.models.load import ModelArgs, load_model
 from vestige.types import Target
 from vestige.wants import PatchWant
@@ -76,51 +73,6 @@ def test_contexts_are_the_published_ones() -> None:
         assert (want.first, want.end) == (golden["patch_start"], golden["patch_end"])
         assert (want.target.start - 1, want.width) == (golden["eval_start"], golden["eval_end"])
         assert list(want.target.labels) == golden["eval_ref_ids"]
-
-
-def test_scopes_say_what_is_patched_and_what_is_scored() -> None:
-    tokens = encode_span(spans()[7], model("full", "eager").tokenizer)
-    assert not isinstance(tokens, str) and tokens.entity == (1, 8)
-    start, n = len(tokens.prompt) - 1, len(tokens.continuation)
-    boundary, everything = tokens.want("boundary"), tokens.want("all", "full")
-    assert (boundary.first, boundary.end, boundary.target.start) == (start, start + 1, start + 2)
-    assert (everything.first, everything.end, everything.width) == (start, start + n, start + n)
-    with pytest.raises(UserError, match="Did you mean 'span'"):
-        tokens.want("spam")
-
-
-@pytest.mark.parametrize(
-    ("answer", "prefix", "entity", "reason"),
-    [
-        ("Born in Oslo.", "Born in", "Bergen", "entity_span_not_found"),
-        ("Born in", "Born in", "x", "invalid_eval_context"),
-    ],
-)
-def test_rows_without_a_span_have_a_reason(answer: str, prefix: str, entity: str, reason: str) -> None:
-    assert encode_span(Span("0", "Where?", answer, prefix, entity), model("full", "eager").tokenizer) == reason
-
-
-def test_spans_without_annotation_are_found_and_said() -> None:
-    row = {"question": "Who?", "answer": "It was written by Ana Mur, a poet from Vigo."}
-    (found,) = read_spans([row], "x")
-    assert (found.prefix, found.entity, found.source) == ("It was written by Ana Mur, a poet from", "Vigo", "auto")
-    assert last_content("Yes.")[1] == "Yes."  # nothing but function words: the whole answer
-    assert read_spans([{**row, "entity": "Ana Mur"}], "x")[0].prefix == "It was written by"
-    with pytest.raises(UserError, match="'answer'"):
-        read_spans([{"question": "Who?"}], "x")
-    with pytest.raises(UserError, match="same idx"):
-        read_spans([{**row, "idx": 1}, {**row, "idx": 1}], "x")
-
-
-def test_joint_tokens_are_those_of_the_whole_text() -> None:
-    tokenizer = model("full", "eager").tokenizer
-    for span in spans():
-        tokens = encode_span(span, tokenizer, "joint")
-        assert not isinstance(tokens, str)
-        whole = tokenizer(f"Question: {span.question}\nAnswer: {span.answer}")["input_ids"]
-        assert [*tokens.prompt, *tokens.continuation] == whole
-        low, high = tokens.entity
-        assert span.entity in tokenizer.decode(tokens.continuation[low:high])
 
 
 # ---- the published scores ---------------------------------------------------------------------------------------
@@ -285,40 +237,9 @@ def test_rows_that_attend_apart_are_rows_behind_joined_keys() -> None:
     ask, plan = some_wants(), make_plan(full)
     states = states_of(source, plan, ask, 4)
     clean = layered_patching.clean_pass(full, ask, plan)
-    ways = [layered_patching.climb(full, ask, plan, clean, [states, states], apart) for apart in (True, False)]
+    ways = [layered_patching.patch_layers(full, ask, plan, clean, [states, states], apart) for apart in (True, False)]
     for one, other in zip(*ways, strict=True):
         assert np.abs(one["logprob"] - other["logprob"]).max() < 1e-5
-
-
-def test_attention_that_is_not_the_librarys_joins_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that says sdpa and attends in its own way gets keys that its own code can use."""
-    monkeypatch.setattr(layered_patching, "can_part", lambda model: True)
-    full, source = random_model(CONFIGS["llama"](), 0), random_model(CONFIGS["llama"](), 1)
-    for model in (full, source):
-        model.set_attn_implementation("eager")
-    ask, plan = some_wants(), make_plan(full)
-    states = states_of(source, plan, ask, 4)
-    patcher = Patcher(full, plan, Cost(), 4)
-    found = {k: v for part in patcher.run(ask, [states]) for k, v in part.items()}
-    assert not patcher.apart and not patcher.plain and not patcher.cost.notes
-    for want in ask:
-        plain = patched_plain(full, want, states[want.key], plan)
-        assert np.abs(found[want.key][0].logprob - plain.logprob).max() < 1e-5
-
-
-def test_many_sources_climb_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = random_model(CONFIGS["llama"](), 0)
-    ask = some_wants()[:2]
-    plan = make_plan(full)
-    sources = [states_of(random_model(CONFIGS["llama"](), seed), plan, ask, 2) for seed in (1, 2, 3)]
-    together = {k: v for part in Patcher(full, plan, Cost(), 2).run(ask, sources) for k, v in part.items()}
-    monkeypatch.setattr(layered_patching, "ROW_TOKENS", {"cpu": 1})
-    cost = Cost()
-    alone = {k: v for part in Patcher(full, plan, cost, 2).run(ask, sources) for k, v in part.items()}
-    assert cost.score_forwards == 2 + 1 + 3  # the check, one clean pass, one staircase a source
-    for want in ask:
-        for a, b in zip(together[want.key], alone[want.key], strict=True):
-            assert np.abs(a.logprob - b.logprob).max() < 1e-5
 
 
 def test_out_of_memory_cuts_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,28 +266,6 @@ def test_out_of_memory_cuts_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- parts of models --------------------------------------------------------------------------------------------
 
 
-def test_components_are_found_or_refused_in_words() -> None:
-    for name in CONFIGS:
-        made = random_model(CONFIGS[name](), 0)
-        assert len(find_blocks(made)) == 3
-        assert len({id(s.module) for s in find_sites(made, "attn")}) == 3
-        if name != "opt":  # its two linear layers stand in the block themselves
-            assert len({id(s.module) for s in find_sites(made, "mlp")}) == 3
-    for name in ("phi", "gpt_neox", "olmo2"):
-        with pytest.raises(UserError, match="residual stream"):
-            find_sites(random_model(CONFIGS[name](), 0), "mid")
-    with pytest.raises(UserError, match="mlp"):
-        find_sites(random_model(CONFIGS["opt"](), 0), "mlp")
-
-
-def test_a_model_without_blocks_is_refused() -> None:
-    class Odd(torch.nn.Linear):
-        config = tf.LlamaConfig(**GROUPED)
-
-    with pytest.raises(UserError, match="no list of 3 blocks"):
-        find_blocks(Odd(2, 2))
-
-
 def test_a_model_that_its_own_states_change_is_refused() -> None:
     """The stream has a second half here, which block 0 hands to block 1 behind the hooks' back."""
     full = random_model(CONFIGS["llama"](), 0)
@@ -383,41 +282,6 @@ def test_a_model_that_its_own_states_change_is_refused() -> None:
     second.register_forward_pre_hook(lambda m, args: (args[0] + hidden[0], *args[1:]))
     with pytest.raises(UserError, match=r"odd .*cannot be patched"):
         check_identity(full, some_wants()[0], "odd")
-
-
-def test_hooks_are_gone_even_after_an_error() -> None:
-    full = random_model(CONFIGS["llama"](), 0)
-    want = some_wants()[0]
-    before = decode_states(full, torch.ones(2, 32), [3, 4])
-
-    def hooks() -> int:
-        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in full.modules())
-
-    def boom(layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("boom")
-
-    sites = {0: Site(full.model.layers[0])}
-    for context in (reading, writing):
-        with pytest.raises(RuntimeError, match="boom"), context(sites, boom):  # type: ignore[operator]
-            full(input_ids=torch.tensor([want.target.ids]))
-        assert hooks() == 0
-    plan = make_plan(full)
-    states = states_of(full, plan, [want], 1)
-    bad = {want.key: states[want.key][:, :1]}
-    patcher = Patcher(full, plan, Cost(), 1)
-    patcher.verify = lambda *a: None  # type: ignore[method-assign,assignment]
-    with pytest.raises(Exception, match=r"(?i)size|shape|expand"):
-        list(patcher.run([want], [{want.key: torch.ones(3, 9, 7)}, bad]))
-    assert hooks() == 0
-    assert all("forward" not in block.__dict__ for block in full.model.layers)
-    assert np.array_equal(before, decode_states(full, torch.ones(2, 32), [3, 4]))
-
-
-def test_states_are_kept_for_patched_positions_only() -> None:
-    full = random_model(CONFIGS["llama"](), 0)
-    states = states_of(full, make_plan(full), some_wants(), 4)
-    assert {k: v.shape for k, v in states.items()} == {w.key: (3, w.end - w.first, 32) for w in some_wants()}
-    assert all(v.untyped_storage().nbytes() == v.numel() * 4 for v in states.values())
 
 
 def test_bfloat16_is_patched_the_fast_way_and_errors_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,24 +109,6 @@ def test_a_row_that_is_no_distribution_is_nan_and_leaves_its_neighbours_alone(ba
     assert got["top1"].tolist() == [fine["top1"][0], fine["top1"][1], -1, fine["top1"][3]]
 
 
-def test_a_row_of_minus_infinity_is_no_distribution() -> None:
-    got = reduce_logits(torch.full((1, 5), MINUS), torch.tensor([0]), torch.tensor([1]))
-    assert np.isnan(got["logprob"][0])
-    assert got["top1"][0] == -1
-
-
-def test_a_tie_goes_to_the_first() -> None:
-    got = reduce_logits(torch.tensor([[1.0, 2.0, 2.0]]), torch.tensor([0]), torch.tensor([2]))
-    assert got["top1"][0] == 1
-
-
-def test_the_logits_are_left_as_they_were() -> None:
-    logits = torch.randn(3, 10)
-    before = logits.clone()
-    reduce_logits(logits, torch.arange(3), torch.arange(3))
-    assert torch.equal(logits, before)
-
-
 def test_the_largest_of_bfloat16_is_the_first_of_equals() -> None:
     """numpy, which looks for it on a CPU, has no bfloat16."""
     x = torch.tensor([[1.0, 3.0, 3.0], [-2.0, -4.0, -3.0]], dtype=torch.bfloat16)

@@ -11,14 +11,14 @@ import torch
 from transformers import MambaForCausalLM
 
 from collect_tools import ARCHITECTURES, VOCAB, model_of, numbers
-from loops import one_test
+from vestige.collect import texts
 from vestige.collect.answers import AnswerCollector
 from vestige.collect.backend import Cost
-from vestige.collect.known_prefix import draft_prefixes, known_prefixes
+from vestige.collect.known_prefix import known_prefixes
 from vestige.collect.next_token import NUCLEUS, Chooser, choose, pick
-from vestige.collect.texts import TextCollector, end_tokens, penalty_of
+from vestige.collect.texts import TextCollector
 from vestige.collect.tree import Limits
-from vestige.errors import UserError
+from vestige.models.kv_cache import SlotCache
 from vestige.types import BROKEN, Prompt, Target, Text
 from vestige.wants import Decoding, Request
 
@@ -28,11 +28,6 @@ NO_EOS: frozenset[int] = frozenset()
 def letters(batch: Sequence[Sequence[int]]) -> list[str]:
     """A detokeniser: each token is one letter."""
     return ["".join(chr(0x100 + i) for i in ids) for ids in batch]
-
-
-def utf8(batch: Sequence[Sequence[int]]) -> list[str]:
-    """A byte-level detokeniser: a letter may take several tokens."""
-    return [bytes(ids).decode("utf-8", errors="replace") for ids in batch]
 
 
 def collector(model: Any, eos: Iterable[int] = (), **options: Any) -> TextCollector:
@@ -152,38 +147,6 @@ def test_the_same_texts_for_any_batch(llama: Any, prefill: int) -> None:
         assert len(batch) == 1 or len(batch) * min(len(r.prompt.ids) + r.decoding.max_new_tokens for r in batch) <= 60
 
 
-def test_rows_leave_when_they_are_done(llama: Any) -> None:
-    requests = asking(prompts(3, range(4, 20)), max_new_tokens=20)
-    whole = collect(collector(llama), requests)
-    eos = {whole[r.key].ids[3 + i % 9] for i, r in enumerate(requests[:6])}
-    made = collector(llama, eos)
-    got = collect(made, requests)
-    lengths = [len(t.ids) for t in got.values()]
-    assert len(set(lengths)) > 3
-    assert made.cost.tokens_produced == sum(lengths)
-    assert made.cost.decode_row_steps == sum(lengths) - len(lengths)  # the first token comes with the prompt
-    assert made.cost.decode_forwards == max(lengths) - 1
-    for r in requests:
-        assert got[r.key].ids == generated(llama, r.prompt, sorted(eos), max_new_tokens=20)
-
-
-def test_the_end_token_may_come_first_and_all_rows_may_end_at_once(llama: Any) -> None:
-    requests = asking(prompts())
-    first = {collect(collector(llama), [r])[r.key].ids[0] for r in requests}
-    made = collector(llama, first)
-    got = collect(made, requests)
-    assert all(len(t.ids) == 1 for t in got.values())
-    assert made.cost.decode_forwards == 0
-
-
-def test_one_new_token(llama: Any) -> None:
-    requests = asking(prompts(), max_new_tokens=1)
-    made = collector(llama)
-    got = collect(made, requests)
-    assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt, max_new_tokens=1) for r in requests]
-    assert made.cost.decode_row_steps == 0
-
-
 @pytest.mark.parametrize("penalty", [1.3, 0.8])
 def test_repetition_penalty_equals_generate(llama: Any, penalty: float) -> None:
     requests = asking(prompts(), repetition_penalty=penalty)
@@ -193,28 +156,6 @@ def test_repetition_penalty_equals_generate(llama: Any, penalty: float) -> None:
     plain = asking(prompts())
     free = collect(collector(llama), plain)
     assert any(free[a.key].ids != got[b.key].ids for a, b in zip(plain, requests, strict=True))
-
-
-def test_the_checkpoints_own_penalty_holds_unless_told_otherwise() -> None:
-    model = model_of("llama")
-    model.generation_config.eos_token_id = None
-    model.generation_config.repetition_penalty = 1.3
-    assert penalty_of(model, Decoding()) == 1.3
-    assert penalty_of(model, Decoding(repetition_penalty=1.0)) == 1.0
-    requests = asking(prompts())
-    got = collect(collector(model), requests)
-    for r in requests:
-        assert got[r.key].ids == generated(model, r.prompt)
-
-
-def test_end_tokens_come_from_the_generation_config_else_the_tokenizer() -> None:
-    from types import SimpleNamespace as Thing
-
-    tokenizer = Thing(eos_token_id=7)
-    assert end_tokens(Thing(generation_config=Thing(eos_token_id=[3, 4])), tokenizer) == {3, 4}
-    assert end_tokens(Thing(generation_config=Thing(eos_token_id=3)), tokenizer) == {3}
-    assert end_tokens(Thing(generation_config=Thing(eos_token_id=None)), tokenizer) == {7}
-    assert end_tokens(Thing(), Thing(eos_token_id=None)) == NO_EOS
 
 
 # ---- stop words -----------------------------------------------------------------------------------------------
@@ -238,24 +179,6 @@ def _texts(model: Any, requests: Sequence[Request]) -> list[Text]:
     return [got[r.key] for r in requests]
 
 
-def test_a_stop_word_that_takes_many_tokens_a_letter(llama: Any) -> None:
-    """Byte-level tokens: three letters are nine tokens. What is decoded must stop as soon as the word is whole."""
-    (request,) = asking(prompts()[:1], max_new_tokens=60, stopwords=("日本語",))
-    known = list(b"abcdefg") + list("日本語".encode()) + list(b"and so on")
-    made = TextCollector(llama, utf8, NO_EOS, "", Cost())
-    text = collect(made, [request], {request.key: known})[request.key]
-    assert text.text == "abcdefg"
-    assert len(text.ids) == 7 + 9
-    assert made.cost.decode_forwards == 0
-
-
-def test_the_text_is_cut_at_the_end_text_and_stripped(llama: Any) -> None:
-    (request,) = asking(prompts()[:1], max_new_tokens=11)
-    made = TextCollector(llama, utf8, NO_EOS, "</s>", Cost())
-    known = list(b" abc </s>xy")
-    assert collect(made, [request], {request.key: known})[request.key].text == "abc"
-
-
 # ---- proven prefixes ------------------------------------------------------------------------------------------
 
 
@@ -268,10 +191,6 @@ def scored(model: Any, targets: Sequence[Target]) -> list[tuple[Target, Any]]:
 
 def prove_from(requests: Sequence[Request], known: Sequence[tuple[Target, Any]], eos: frozenset[int]) -> Any:
     return known_prefixes(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
-
-
-def draft_from(requests: Sequence[Request], known: Sequence[tuple[Target, Any]], eos: frozenset[int]) -> Any:
-    return draft_prefixes(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
 
 
 def references(model: Any, given: Sequence[Prompt]) -> list[Target]:
@@ -298,28 +217,6 @@ def test_what_teacher_forcing_showed_is_not_decoded_again(llama: Any) -> None:
     assert helped.cost.tokens_proven == 10 * len(requests)
     assert helped.cost.decode_row_steps == len(requests)  # 12 tokens: 10 known, 1 from the prefill, 1 step
     assert scratch.cost.decode_row_steps == 11 * len(requests)
-
-
-def test_a_text_proven_to_its_end_costs_nothing(llama: Any) -> None:
-    given = prompts()
-    known = scored(llama, references(llama, given))
-    requests = asking(given, max_new_tokens=7)
-    made = collector(llama)
-    got = collect(made, requests, prove_from(requests, known, NO_EOS))
-    assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt, max_new_tokens=7) for r in requests]
-    assert (made.cost.prefill_tokens, made.cost.decode_forwards) == (0, 0)
-    eos = frozenset(_texts(llama, asking(given[:1]))[0].ids[2:3])
-    assert prove_from(asking(given[:1]), known, eos)[asking(given[:1])[0].key][-1] in eos
-
-
-def test_a_stop_word_inside_the_proven_part_ends_the_text_there(llama: Any) -> None:
-    given = prompts()[:2]
-    known = scored(llama, references(llama, given))
-    word = _texts(llama, asking(given))[0].text[2:4]
-    requests = asking(given, stopwords=(word,))
-    want = collect(collector(llama), requests)
-    got = collect(collector(llama), requests, prove_from(requests, known, NO_EOS))
-    assert {k: (t.ids, t.text) for k, t in got.items()} == {k: (t.ids, t.text) for k, t in want.items()}
 
 
 def test_nothing_is_proven_where_scoring_and_generation_differ(llama: Any) -> None:
@@ -374,39 +271,6 @@ def test_drafts_that_are_wrong_change_nothing(llama: Any) -> None:
         assert {k: (t.ids, t.text) for k, t in got.items()} == {k: (t.ids, t.text) for k, t in want.items()}
 
 
-def test_a_drafted_end_and_a_drafted_stop_word_end_the_text(llama: Any) -> None:
-    given = [Prompt(p.ids, (1,)) for p in prompts()]
-    plain = _texts(llama, asking(given))
-    eos = plain[0].ids[5]
-    for ends, words in (((eos,), ()), ((), (plain[1].text[2:4],))):
-        requests = asking(given, stopwords=words)
-        want = collect(collector(llama, ends), requests)
-        drafts = {r.key: list(want[r.key].ids) for r in requests}
-        made = collector(llama, ends)
-        got = {k: t for part in made.run(requests, {}, frozenset(), drafts) for k, t in part.items()}
-        assert {k: (t.ids, t.text) for k, t in got.items()} == {k: (t.ids, t.text) for k, t in want.items()}
-        assert made.cost.decode_forwards == 0  # all of it came with the prefill
-
-
-def test_a_draft_is_the_walk_whatever_was_hidden(llama: Any) -> None:
-    given = prompts()
-    known = scored(llama, references(llama, given))
-    requests = asking([Prompt(p.ids, (1,)) for p in given])
-    masked = [(Target(t.ids, t.start, (1,)), s) for t, s in known]
-    open_ = prove_from(asking(given), known, NO_EOS)
-    assert list(draft_from(requests, masked, NO_EOS).values()) == list(open_.values())
-    assert draft_from(asking(given, do_sample=True), known, NO_EOS) == {}
-
-
-def test_drafts_do_not_survive_a_cache_that_is_wrong(llama: Any) -> None:
-    requests = asking(prompts())
-    want = collect(collector(llama), requests)
-    drafts = {r.key: list(want[r.key].ids) for r in requests}
-    made = collector(Broken(llama, "positions"))
-    got = {k: t for part in made.run(requests, {}, frozenset(), drafts) for k, t in part.items()}
-    assert {k: t.ids for k, t in got.items()} == {k: t.ids for k, t in want.items()}
-
-
 def test_a_shared_prompt_is_prefilled_once(llama: Any) -> None:
     """Twenty samples of one long prompt: it goes through the model once, and once more to be checked."""
     (prompt,) = prompts(0, [40])
@@ -417,64 +281,6 @@ def test_a_shared_prompt_is_prefilled_once(llama: Any) -> None:
     assert made.packed and made.cost.prefill_tokens < 40 * 5
     for r in requests[:3]:
         assert collect(collector(llama), [r])[r.key].ids == got[r.key].ids
-
-
-def test_a_model_that_cannot_pack_prompts_pads_them(llama: Any) -> None:
-    class NoTrees(torch.nn.Module):
-        """Reads a mask of four dimensions as if nothing were masked but the future."""
-
-        def __init__(self, model: Any) -> None:
-            super().__init__()
-            self.inner, self.config, self.device, self.dtype = model, model.config, model.device, model.dtype
-            self.generation_config = model.generation_config
-
-        def get_output_embeddings(self) -> Any:
-            return self.inner.get_output_embeddings()
-
-        def forward(self, **inputs: Any) -> Any:
-            if inputs["attention_mask"].ndim == 4:
-                inputs["attention_mask"] = None
-            return self.inner(**inputs)
-
-    requests = asking(prompts())
-    made = collector(NoTrees(llama))
-    assert collect(made, requests) == collect(collector(llama), requests)
-    assert made.packed is False and not made.plain
-
-
-def test_a_cache_is_made_again_for_what_is_left(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for three steps at a time: rows and columns that nobody needs any more go with each new buffer."""
-    from vestige.collect import texts as module
-    from vestige.models.kv_cache import SlotLayer
-
-    requests = [
-        *asking(prompts(0, [40, 38]), max_new_tokens=4), *asking(prompts(1, [6, 5]), max_new_tokens=30)
-    ]  # fmt: skip
-    want = collect(collector(llama), requests)
-    sizes: list[tuple[int, ...]] = []
-    real = SlotLayer.resize
-
-    def resize(self: SlotLayer, first: int, columns: int) -> None:
-        real(self, first, columns)
-        sizes.append(tuple(self.keys.shape))
-
-    monkeypatch.setattr(SlotLayer, "resize", resize)
-    monkeypatch.setattr(module, "AHEAD", 3)
-    got = collect(collector(llama), requests)
-    assert {k: t.ids for k, t in got.items()} == {k: t.ids for k, t in want.items()}
-    assert sizes[-1][0] == 2 and sizes[-1][2] <= 6 + 30  # not the columns of the two long prompts
-
-
-def test_a_model_without_numbers_proves_nothing() -> None:
-    model = model_of("llama")
-    with torch.no_grad():
-        model.lm_head.weight[0, 0] = float("nan")
-    target = Target((3, 4, 5, 6), 2)
-    requests = asking([Prompt((3, 4))])
-    assert prove_from(requests, scored(model, [target]), NO_EOS) == {requests[0].key: []}
-    for asked in (requests, asking(prompts()), asking(prompts(), do_sample=True)):
-        for text in collect(collector(model), asked).values():
-            assert text.broken and text.ids == (BROKEN,) and text.text == ""
 
 
 # ---- sampling -------------------------------------------------------------------------------------------------
@@ -492,13 +298,6 @@ def test_sampling_is_reproducible_and_independent_of_the_batch(llama: Any) -> No
     other = asking(prompts(0, range(4, 14)), do_sample=True, temperature=3.0, seed=1)
     second = collect(collector(llama), other)
     assert sum(first[a.key].ids != second[b.key].ids for a, b in zip(requests, other, strict=True)) > 5
-
-
-@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0.0}, {"temperature": 1e-6}])
-def test_sampling_of_the_best_only_is_greedy(llama: Any, settings: dict[str, Any]) -> None:
-    requests = asking(prompts(), do_sample=True, **settings)
-    got = collect(collector(llama), requests)
-    assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt) for r in requests]
 
 
 @pytest.mark.parametrize(
@@ -597,43 +396,15 @@ def test_a_broken_cache_is_noticed_and_the_plain_way_used(llama: Any, how: str, 
     assert "generating without a cache" in made.cost.notes[0]
 
 
-def test_padding_is_checked_when_it_first_appears(llama: Any) -> None:
-    """The first batch has rows of one length: it says nothing about padding."""
-    requests = asking(prompts(0, [20, 20, 9, 5]))
-    made = collector(Broken(llama, "padding"), max_rows=2)
-    got = collect(made, requests)
-    assert made.plain
-    assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt) for r in requests]
-
-
-def test_padding_is_checked_on_a_row_that_has_some(llama: Any) -> None:
-    """The longest text belongs to the longest prompt, which is not padded."""
-    requests = [*asking(prompts(0, [20])), *asking(prompts(1, [9, 5]), max_new_tokens=4)]
-    made = collector(Broken(llama, "padding"))
-    got = collect(made, requests)
-    assert [got[r.key].ids for r in requests] == [
-        generated(llama, r.prompt, max_new_tokens=r.decoding.max_new_tokens) for r in requests
-    ]
-
-
-def test_proven_rows_survive_the_fall_back(llama: Any) -> None:
-    given = prompts()
-    requests = asking(given)
-    proven = prove_from(requests, scored(llama, references(llama, given)), NO_EOS)
-    got = collect(collector(Broken(llama, "positions")), requests, proven)
-    assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt) for r in requests]
-    assert {t.proven for t in got.values()} == {10}
-
-
 def test_out_of_memory_takes_fewer_rows(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TextCollector._step
+    real = texts.logits_at
 
-    def step(self: TextCollector, active: Any, cache: Any, mask: Any) -> Any:
-        if len(active) > 2:
+    def limited(model: Any, index: Any, **inputs: Any) -> Any:
+        if isinstance(inputs.get("past_key_values"), SlotCache) and len(inputs["input_ids"]) > 2:
             raise torch.OutOfMemoryError("too many")
-        return real(self, active, cache, mask)
+        return real(model, index, **inputs)
 
-    monkeypatch.setattr(TextCollector, "_step", step)
+    monkeypatch.setattr(texts, "logits_at", limited)
     requests = asking(prompts())
     made = collector(llama)
     got = collect(made, requests)
@@ -642,75 +413,4 @@ def test_out_of_memory_takes_fewer_rows(llama: Any, monkeypatch: pytest.MonkeyPa
     assert [n.split(" texts")[0][-1] for n in made.cost.notes] == ["3", "1"]
 
 
-# ---- limits and resuming --------------------------------------------------------------------------------------
-
-
-def test_a_learned_position_table_ends_texts_and_refuses_prompts() -> None:
-    model = model_of("gpt2")  # 64 positions
-    model.generation_config.eos_token_id = None
-    requests = asking(prompts(0, [60, 20, 64]))
-    for plain in (False, True):
-        made = collector(model)
-        made.plain = plain
-        got = collect(made, requests)
-        assert [len(got[r.key].ids) for r in requests] == [5, 12, 1]
-        assert got[requests[0].key].ids == generated(model, requests[0].prompt, max_new_tokens=5)
-        assert made.cost.notes == ["2 text(s) may end early: this model has only 64 positions"]
-    with pytest.raises(UserError, match="65 tokens long, but this model has only 64 positions"):
-        collect(collector(model), asking(prompts(0, [65])))
-
-
-def test_an_empty_prompt_is_refused(llama: Any) -> None:
-    with pytest.raises(UserError, match="nothing to continue"):
-        collect(collector(llama), asking([Prompt(())]))
-
-
-def test_done_batches_are_skipped(llama: Any) -> None:
-    given = prompts()
-    requests = asking(given)
-    proven = prove_from(requests[:2], scored(llama, references(llama, given[:2])), NO_EOS)
-    parts = list(collector(llama, max_rows=2).run(requests, proven))
-    for cut in range(len(parts) + 1):
-        done = frozenset(k for p in parts[:cut] for k in p)
-        rest = list(collector(llama, max_rows=2).run(requests, proven, done))
-        assert rest == parts[cut:]
-    made = collector(llama)
-    assert collect(made, requests, proven, frozenset(r.key for r in requests)) == {}
-    assert made.cost.prefill_tokens == 0
-    assert collect(made, []) == {}
-
-
 # ---- what may be asked ----------------------------------------------------------------------------------------
-
-
-def test_generation_args_in_the_peers_words() -> None:
-    args = {"do_sample": False, "top_p": None, "temperature": None, "max_new_tokens": 200, "use_cache": True}
-    assert Decoding.from_config(args) == Decoding()
-    assert Decoding.from_config(None, max_new_tokens=32).max_new_tokens == 32
-    assert Decoding.from_config({"stopwords": ["\n\n", ""]}).stopwords == ("\n\n",)
-    assert Decoding.from_config({"stopwords": "Question:"}).stopwords == ("Question:",)
-
-
-@one_test(
-    ("args", "says"),
-    [
-        ({"num_beams": 4}, "beam search is not supported"),
-        ({"length_penalty": 2}, "length_penalty not supported"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, it is 0"),
-        ({"top_p": 0.0}, "top_p must be above 0"),
-        ({"temperature": -1}, "temperature must be 0"),
-        ({"top_k": -1}, "top_k must be 0"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
-    ],
-)
-def test_generation_args_that_cannot_be(args: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        Decoding.from_config(args)
-
-
-def test_keys_tell_requests_apart_where_it_matters() -> None:
-    assert Decoding(seed=1).key == Decoding(seed=2, top_p=0.5).key  # greedy: no draw
-    assert Decoding(do_sample=True, seed=1).key != Decoding(do_sample=True, seed=2).key
-    assert Decoding(max_new_tokens=5).key != Decoding(max_new_tokens=6).key
-    assert Decoding(stopwords=("a", "b")).key != Decoding(stopwords=("ab",)).key
-    assert Prompt((1, 2)).key != Prompt((1, 2), (0,)).key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ import torch
 
 from vestige.collect.answers import distinct, plan
 from vestige.collect.forward import tree_mask
-from vestige.collect.tree import Limits, PackedRow, Packing, Tree, build_tree, pack, split_rows
-from vestige.models.attention import additive
+from vestige.collect.tree import Limits, Packing, Tree, build_tree, split_rows
 from vestige.types import Target
 
 VOCAB = 50
@@ -36,10 +34,6 @@ def path(tree: Tree, node: int) -> list[int]:
         out.append(node)
         node = int(tree.parent[node])
     return out[::-1]
-
-
-def all_rows(packing: Packing) -> list[PackedRow]:
-    return [row for batch in packing.batches for row in batch.rows]
 
 
 def spelled(packing: Packing) -> list[tuple[tuple[int, ...], ...]]:
@@ -103,25 +97,6 @@ def test_the_mask_shows_each_token_its_own_path_and_nothing_else(seed: int, limi
         assert mask[len(row.nodes) :].sum() == 2  # padding looks at itself
 
 
-def test_targets_are_sorted_as_numbers_are() -> None:
-    """Short before long, and by the first number that differs, however many bytes it has."""
-    ids = [(3, 300, 5), (3, 300), (3, 2, 70_000, 1), (256, 1), (255, 9), (3, 2, 7)]
-    tree = build_tree([Target((*i, 0), 1) for i in ids])
-    assert tree.token.tolist() == [3, 2, 7, 70_000, 1, 300, 5, 255, 9, 256, 1]
-    assert tree.parent.tolist() == [-1, 0, 1, 1, 3, 0, 5, -1, 7, -1, 9]
-    assert tree.depth.tolist() == [0, 1, 2, 2, 3, 1, 2, 0, 1, 0, 1]
-
-
-def test_the_additive_mask_is_zero_where_allowed_and_least_elsewhere() -> None:
-    allowed = torch.tensor([[[True, False], [True, True]]])
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        mask = additive(allowed, dtype)
-        assert mask.shape == (1, 1, 2, 2)
-        assert mask.dtype == dtype
-        assert (mask[0, 0] == 0).tolist() == allowed[0].tolist()
-        assert mask.min() == torch.finfo(dtype).min
-
-
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_target_is_read_off_one_row_once(seed: int, budget: int) -> None:
@@ -175,36 +150,3 @@ def test_sharing_pays() -> None:
     inputs = sum(len(t.ids) - 1 for t in targets)
     assert len(packing.tree) < 0.5 * inputs
     assert packing.tokens < 1.15 * len(packing.tree)
-
-
-def test_one_long_chain_and_its_duplicates() -> None:
-    ids = tuple(range(3000))
-    targets = [Target(ids, 1), Target(ids, 2999), Target(ids[:2000], 10)]
-    packing = pack(targets, Limits(64, 10**9, 64), VOCAB)
-    (row,) = all_rows(packing)  # a path is never cut, whatever the limit
-    assert len(row.nodes) == 2999
-    assert sorted(t for b in packing.batches for members in b.targets for t in members) == [0, 1, 2]
-    assert (row.end == 2999).all()
-
-
-def test_a_single_two_token_target() -> None:
-    packing = pack([Target((5, 6), 1)], Limits(1, 1, 1), VOCAB)
-    assert packing.tokens == 1
-    assert packing.tree.predictors[0].tolist() == [0]
-    assert packing.tree.labels[0].tolist() == [6]
-
-
-def test_nothing_to_pack() -> None:
-    assert pack([], Limits(8, 8, 8), VOCAB).batches == ()
-
-
-def test_the_same_token_hidden_and_seen_are_two_nodes() -> None:
-    tree = build_tree([Target((1, 2, 3, 4), 2), Target((1, 2, 3, 4), 2, hidden=(1,))])
-    assert len(tree) == 1 + 2 * 2
-    assert tree.hidden.tolist() == [False, False, False, True, False]
-
-
-def test_rows_run_longest_first() -> None:
-    packing = plan(distinct(random_targets(5, count=80)), Limits(64, 10**9, 16), VOCAB)
-    widths = [b.width for b in packing.batches]
-    assert all(a >= b for a, b in pairwise(widths))

@@ -15,7 +15,7 @@ from vestige.collect import forward
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.models import attention
-from vestige.models.attention import attending, grouped, shares_keys, without_copies
+from vestige.models.attention import shares_keys, without_copies
 
 
 @pytest.fixture
@@ -68,27 +68,6 @@ def test_models_it_does_not_fit_are_left_alone(copies: list[int]) -> None:
     with without_copies(model), torch.enable_grad():  # a training step keeps the library's way
         model(input_ids=torch.ones((2, 4), dtype=torch.long), attention_mask=torch.tensor([[1] * 4, [0] + [1] * 3]))
     assert copies
-
-
-def test_a_torch_without_the_option_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def old(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
-        raise AssertionError("not reached: the option is refused before")
-
-    attention._reads_shared_keys.cache_clear()
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", old)
-    try:
-        assert not shares_keys(model_of("llama"))
-    finally:
-        attention._reads_shared_keys.cache_clear()
-
-
-def test_an_error_inside_puts_the_library_back() -> None:
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    before = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    with pytest.raises(RuntimeError, match="inside"), attending(grouped):
-        raise RuntimeError("inside")
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
 
 
 def test_an_evaluation_copies_no_keys(copies: list[int], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -18,21 +17,17 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import Entro
 
 from conftest import LAB
 from gemma_tools import CANVAS, save_gemma, shared_gemma
-from loops import one_test
 from vestige import read_evidence
 from vestige.cli import main
 from vestige.collect.backend import Cost
-from vestige.collect.bound import BoundCollector
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.tree import Limits
-from vestige.errors import UserError
 from vestige.metrics.trajectory import first_accepted, follow, revoked, sigma
 from vestige.models.args import ModelArgs
 from vestige.models.diffusion import CanvasPredictor, canvas_predictor
 from vestige.models.load import load_model
-from vestige.models.samplers import Pass, Sampled, infill, sample
+from vestige.models.samplers import Pass, Sampled, sample
 from vestige.report.traces import row_traces
-from vestige.runs.evidence import EvidenceFolder
 from vestige.store.files import load_rows
 from vestige.types import IGNORE, Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising
@@ -132,13 +127,6 @@ def test_the_settings_of_these_tests_meet_every_case() -> None:
     assert ends > 2 and early > 2 and back > 10
 
 
-def test_the_global_generator_is_given_back() -> None:
-    torch.manual_seed(3)
-    before = torch.random.get_rng_state()
-    sample(predictor(), prompts(1), (), denoising(noise="generate"))
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 def traces(how: Denoising, limits: Limits = ROOMY) -> list[tuple[Sampled, Trace]]:
     """Each prompt's sample, and its trace from collecting; the answer asked about is 10 fixed tokens."""
     answer = (*range(20, 30), *[IGNORE] * (how.max_new_tokens - 10))
@@ -209,62 +197,6 @@ def test_fixation_is_the_final_unbroken_run(name: str) -> None:
         assert (path.decided.sum() > 0) == bool((trace.fixed >= 0).any() and trace.accepted[:-1].any())
 
 
-def test_traces_keep_acceptances_on_disk(tmp_path: Path) -> None:
-    found = {str(i): t for i, (_, t) in enumerate(traces(denoising()))}
-    folder: EvidenceFolder[Trace] = EvidenceFolder(tmp_path, "denoised", "x")
-    folder.write(found)
-    for key, trace in folder.load().items():
-        for f in fields(Trace):
-            np.testing.assert_array_equal(getattr(trace, f.name), getattr(found[key], f.name), err_msg=f.name)
-
-
-def test_evidence_of_mask_predictors_keeps_its_names() -> None:
-    """New settings must not rename what older runs collected."""
-    for how in (Denoising(), Denoising("bd3lm", steps=7, block_size=4, suppress_tokens=(3,), seed=2)):
-        assert how.key == _old_key(how)
-    assert "t_max" not in Denoising().settings() and Denoising("diffusion_gemma", t_max=1.0).settings()["t_max"] == 1.0
-
-
-def _old_key(how: Denoising) -> str:
-    from vestige.types import content_key
-
-    old = [f for f in fields(Denoising) if f.name not in ("entropy_bound", "t_max", "t_min", "stability_threshold",
-                                                          "confidence_threshold", "noise")]  # fmt: skip
-    return content_key(f"Denoising({', '.join(f'{f.name}={getattr(how, f.name)!r}' for f in old)})".encode())
-
-
-@one_test(
-    ("how", "words"),
-    [
-        ({"temperature": 0.5}, "temperature.*t_max"),
-        ({"remasking": "random"}, "remasking"),
-        ({"mode": "guided_native"}, "evaluation_mode=unguided"),
-        ({"t_max": 0.1, "t_min": 0.2}, "t_min"),
-        ({"entropy_bound": -1.0}, "entropy_bound"),
-        ({"stability_threshold": 0.5}, "stability_threshold"),
-        ({"noise": "loud"}, "sampler_kwargs.noise"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(how: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        Denoising("diffusion_gemma", **how).check()
-
-
-def test_samplers_and_models_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match="mask token"):
-        sample(predictor(), prompts(1), (), Denoising())
-    with pytest.raises(UserError, match=r"t_max.*sampler=mdlm"):
-        Denoising(t_max=0.5).check()
-    with pytest.raises(UserError, match="cannot fill gaps"):
-        infill(predictor(), [(5, 6)], denoising())
-    with pytest.raises(UserError, match="the masked likelihood bound is not defined"):
-        BoundCollector(predictor(), ROOMY, Cost())
-    with pytest.raises(UserError, match="stands for a picture"):
-        sample(predictor(), [Prompt((20, 299, 21))], (), denoising())
-    with pytest.raises(UserError, match="empty prompt"):
-        sample(predictor(), [Prompt(())], (), denoising())
-
-
 # ---- from a folder, through the command line ----------------------------------------------------------------------
 
 
@@ -297,19 +229,6 @@ def result(out: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_folder_runs_through_the_command_line(finished: Path) -> None:
-    found = result(finished)
-    for view in ("full", "eos"):
-        for trajectory in ("steps", "fixation_start", "fixation_end", "fixation_ratio"):
-            curves = found["agg_value"][view][trajectory]
-            assert len(curves["probability"]) == found["trajectory_step_metadata"]["num_trajectory_steps"] > 1
-            assert all(0 < p < 1 for p in curves["probability"]) and len(curves["rouge"]) > 1
-    meta = found["trajectory_step_metadata"]
-    assert meta["sampler"] == "diffusion_gemma" and meta["steps_per_block"] == 6  # the checkpoint's own
-    assert (meta["t_max"], meta["t_min"], meta["entropy_bound"]) == (0.06, 0.02, 0.4)
-    assert any("every pass is reported" in note for note in found["notes"])
-
-
 def test_revocations_are_those_of_the_stored_traces(finished: Path) -> None:
     """Counted naively from the evidence on disk."""
     found = result(finished)["revocations"]
@@ -337,12 +256,6 @@ def test_revocations_are_those_of_the_stored_traces(finished: Path) -> None:
     assert set(found["by_index"]) == {"0", "1", "2"}
 
 
-def test_scored_again_the_numbers_are_the_same(finished: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(finished, tmp_path / "copy")
-    assert main(["score", str(copy)]) == 0
-    assert result(copy) == result(finished)
-
-
 def test_the_run_says_what_generate_says(folder: Path, tmp_path: Path) -> None:
     """With noise=generate each prompt's text is that of transformers, from the files on disk to the trace on disk."""
     more = [f"+{KWARGS}.noise=generate", f"+{KWARGS}.seed=5"]
@@ -360,19 +273,6 @@ def test_the_run_says_what_generate_says(folder: Path, tmp_path: Path) -> None:
         assert tuple(text) in finals
 
 
-def test_likelihoods_have_a_reason_and_texts_a_value(folder: Path, tmp_path: Path) -> None:
-    names = "forget_Q_A_Prob,forget_Q_A_ROUGE,extraction_strength,mia_min_k"
-    short = "+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.max_new_tokens=12"
-    flags = ["--model", str(folder), "--data", str(LAB / "data"), "--limit", "2", "--out", str(tmp_path), "--quiet"]
-    assert main(["eval", "tofu", *flags, "--metrics", names, short]) == 0
-    found = json.loads((tmp_path / "TOFU_EVAL.json").read_text())
-    for name in ("forget_Q_A_Prob", "extraction_strength", "mia_min_k"):
-        assert found[name]["agg_value"] is None and "has no mask token" in found[name]["reason"]
-    assert found["forget_Q_A_ROUGE"]["agg_value"] is not None
-    notes = json.loads((tmp_path / "manifest.json").read_text())["notes"]
-    assert any("its own sampler" in note for note in notes)
-
-
 def test_the_vision_part_is_not_loaded(folder: Path, tmp_path: Path) -> None:
     loaded = load_model(ModelArgs(path=str(folder)))
     assert not any("vision" in name for name in loaded.model.state_dict())
@@ -381,52 +281,3 @@ def test_the_vision_part_is_not_loaded(folder: Path, tmp_path: Path) -> None:
         for name in stored.keys():  # noqa: SIM118 - safe_open is no mapping
             if "vision" not in name:
                 assert torch.equal(loaded.model.state_dict()[name], stored.get_tensor(name)), name
-
-
-def test_gaps_outside_the_vision_part_are_refused(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    from safetensors.torch import load_file, save_file
-
-    broken = shutil.copytree(folder, tmp_path / "broken")
-    tensors = load_file(folder / "model.safetensors")
-    lost = "model.decoder.self_conditioning.up_proj.weight"
-    save_file({k: v for k, v in tensors.items() if k != lost}, broken / "model.safetensors", {"format": "pt"})
-    assert main(["eval", "trajectory-eval", *asked(broken, tmp_path / "out")]) == 2
-    assert lost in capsys.readouterr().err
-
-
-def test_rows_with_pictures_are_refused(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    data = shutil.copytree(LAB / "data", tmp_path / "data")
-    rows = [json.loads(line) for line in (data / "forget.jsonl").read_text().splitlines()]
-    rows[1]["image"] = "boat.png"
-    (data / "forget.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["eval", "trajectory-eval", *asked(folder, tmp_path / "out", data)]) == 2
-    said = capsys.readouterr().err
-    assert "Row 1 of" in said and "has a picture ('image')" in said and "Traceback" not in said
-
-
-def test_a_plan_counts_canvases(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    flags = [f for f in asked(folder, tmp_path / "out") if f != "--quiet"]
-    assert main(["plan", "trajectory-eval", *flags]) == 0
-    said = capsys.readouterr().out
-    with safe_open(folder / "model.safetensors", "pt") as stored:
-        sizes = {name: int(np.prod(stored.get_slice(name).get_shape())) for name in stored.keys()}  # noqa: SIM118
-    read = sum(n for name, n in sizes.items() if "vision" not in name)
-    assert f"{read:,} parameters" in said
-    assert main(["eval", "trajectory-eval", *asked(folder, tmp_path / "out")]) == 0
-    cost = json.loads((tmp_path / "out" / "manifest.json").read_text())["cost"]
-    planned = next(int(w.replace(",", "")) for line in said.splitlines() if "windows to denoise" in line
-                   for w in line.split("cached, ")[1].split() if w[0].isdigit())  # fmt: skip
-    assert 0.3 * planned < cost["denoise_tokens"] < 2 * planned  # rows that end early push less, padding more
-
-
-def test_training_it_is_refused(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    flags = ["--model", str(folder), "--forget", str(LAB / "data" / "forget.jsonl"), "--out", str(tmp_path / "x")]
-    assert main(["unlearn", "--method", "GradAscent", *flags]) == 2
-    assert "cannot be trained here" in capsys.readouterr().err
-
-
-def test_the_report_shows_its_trajectories(finished: Path, tmp_path: Path) -> None:
-    assert main(["report", str(finished), "-o", str(tmp_path / "page")]) == 0
-    data = json.loads((tmp_path / "page" / "report.json").read_text())
-    kinds = {t["kind"] for t in data["trajectories"]}
-    assert {"steps", "fixation_start", "fixation_end", "fixation_ratio"} <= kinds

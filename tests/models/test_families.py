@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from family_tools import FACTS, GOLDEN, NAMES, PublishedLlada, change_tensors, copy_of, cut_in_shards
+from family_tools import FACTS, GOLDEN, NAMES, PublishedLlada, change_tensors, copy_of
 from loops import one_test
 from vestige.cli import main
 from vestige.collect.backend import Cost
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.tree import Limits
-from vestige.errors import UserError
-from vestige.models import families
 from vestige.models.args import ModelArgs
-from vestige.models.families import FAMILIES, Family, native_name, published_name, save_published
+from vestige.models.families import save_published
 from vestige.models.fingerprint import fingerprint
 from vestige.models.load import LoadedModel, load_model, load_tokenizer
 from vestige.types import Prompt
@@ -65,14 +62,6 @@ def test_logits_are_those_of_the_published_code(name: str, capfd: pytest.Capture
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_how_each_family_is_asked(name: str) -> None:
-    found = loaded_from(GOLDEN / name).diffusion
-    assert found is not None
-    assert (found.mask_id, found.eos_ids, found.pad_id, found.bos_id) == (600, (2,), 0, 1)
-    assert (found.shift, found.masks, found.cached) == (name == "dream", "full", True)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_block_masks_work(name: str) -> None:
     """Blocks of 4 tokens that see themselves and what is before: the first block cannot know of the second."""
     loaded = loaded_from(GOLDEN / name)
@@ -85,22 +74,6 @@ def test_block_masks_work(name: str) -> None:
     alone = rows(loaded, [SEQUENCES[1][:4]])[0]
     assert (found[:4] - alone).abs().max() < 1e-5
     assert (found[4:] - rows(loaded, [SEQUENCES[1][:8]])[0][4:]).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("name", ["llada", "dream", "a2d-qwen3"])
-def test_shards_tied_heads_and_the_hub_cache(name: str, tmp_path: Path) -> None:
-    sharded = copy_of(name, tmp_path / "sharded")
-    cut_in_shards(sharded)
-    assert gap(loaded_from(sharded), name) < 1e-5
-    # The cache as the hub's own library leaves it: a reference, and a snapshot whose name is the commit.
-    repo, commit = tmp_path / "hub" / "models--org--published", "0123456789abcdef0123456789abcdef01234567"
-    shutil.copytree(sharded, repo / "snapshots" / commit)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "v2").write_text(commit)
-    extra = {"local_files_only": True, "cache_dir": str(tmp_path / "hub")}
-    cached = load_model(ModelArgs("org/published", revision="v2", extra=extra))
-    assert gap(cached, name) < 1e-5
-    assert cached.fingerprint == fingerprint(ModelArgs(str(sharded)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -120,25 +93,6 @@ def test_padded_batches_are_compared_with_single_rows(name: str, careless: bool)
     assert found.checked and found.alone == careless
     assert [("one row at a time" in note) for note in cost.notes] == [True] * careless
     assert cost.denoise_forwards == (3 if careless else 1)
-
-
-TIED = {"llada": "weight_tying", "dream": "tie_word_embeddings", "a2d-llama": "tie_word_embeddings"}
-HEADS = {"llada": "model.transformer.ff_out.weight"}
-
-
-@pytest.mark.parametrize("name", list(TIED))
-def test_a_tied_head(name: str, tmp_path: Path) -> None:
-    head = HEADS.get(name, "lm_head.weight")
-    table = "model.transformer.wte.weight" if name == "llada" else "model.embed_tokens.weight"
-    twice = copy_of(name, tmp_path / "a")
-    change_tensors(twice, lambda t: t.update({head: t[table].clone()}))
-    once = copy_of(name, tmp_path / "b", **{TIED[name]: True})
-    with pytest.raises(UserError, match=rf"holds a head of its own \({head}\).*ties it to the embeddings"):
-        loaded_from(once)
-    change_tensors(once, lambda t: t.pop(head))
-    one, two = loaded_from(once), loaded_from(twice)
-    assert one.model.lm_head.weight is one.model.model.embed_tokens.weight
-    assert torch.equal(rows(one, SEQUENCES[:1])[0], rows(two, SEQUENCES[:1])[0])
 
 
 def test_settings_that_follow_from_others(tmp_path: Path) -> None:
@@ -165,13 +119,6 @@ def test_settings_that_follow_from_others(tmp_path: Path) -> None:
     assert type(loaded.model).__name__ == "Qwen2ForCausalLM" and gap(loaded, "llada") < 1e-5
 
 
-def test_a_new_family_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = Family("Renamed", "renamed", "RenamedModel", "llama", modules={"model.embed_tokens": "model.embed_tokens"})
-    monkeypatch.setattr(families, "FAMILIES", [*FAMILIES, entry])
-    path = copy_of("a2d-llama", tmp_path, model_type="renamed", architectures=["RenamedModel"])
-    assert gap(loaded_from(path, extra={"diffusion": "adapted"}), "a2d-llama") < 1e-5
-
-
 def test_precision_quantisation_and_overrides(tmp_path: Path) -> None:
     half = loaded_from(GOLDEN / "llada", dtype="bfloat16")
     assert half.dtype == "bfloat16" and gap(half, "llada") < 0.5
@@ -194,32 +141,6 @@ def test_a_loaded_model_is_not_a_view_of_its_files(name: str, tmp_path: Path) ->
         opened.seek(file.stat().st_size // 2)
         opened.write(bytes(file.stat().st_size // 2))
     assert gap(loaded, name) < 1e-5
-
-
-def test_published_side_files_do_not_disturb(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Dream's generation_config.json has settings of its own sampler; LLaDA's config.json names no dtype."""
-    path = copy_of("dream", tmp_path, dtype="absent")
-    own = {"alg": "origin", "alg_temp": None, "eps": 0.001, "mask_token_id": None, "steps": 512, "temperature": 0.0}
-    (path / "generation_config.json").write_text(json.dumps({"_from_model_config": True, "eos_token_id": 2, **own}))
-    loaded = loaded_from(path)
-    assert capfd.readouterr() == ("", "") and loaded.notes == []
-    assert gap(loaded, "dream") < 1e-5 and loaded.diffusion is not None and loaded.diffusion.mask_id == 600
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.title)
-def test_names_go_there_and_back(family: Family) -> None:
-    for theirs, ours in family.modules.items():
-        theirs, ours = (s.replace("{n}", "12") + ".weight" for s in (theirs, ours))
-        assert native_name(family, theirs) == ours and published_name(family, ours) == theirs
-    assert native_name(family, "model.transformer.blocks_.1.q_proj") == "model.transformer.blocks_.1.q_proj"
-
-
-def test_names_that_only_begin_like_a_familys_stay() -> None:
-    llada = families.find_family({"model_type": "llada"})
-    assert llada is not None
-    assert published_name(llada, "lm_head.weight") != "lm_head.weight"
-    assert published_name(llada, "lm_head_of_mine.weight") == "lm_head_of_mine.weight"
-    assert native_name(llada, "model.transformer.wte_of_mine.weight") == "model.transformer.wte_of_mine.weight"
 
 
 def test_fingerprints_are_of_the_published_files(tmp_path: Path) -> None:
@@ -300,19 +221,6 @@ def test_adapters_trained_on_the_published_code(what: str, tmp_path: Path) -> No
     assert (rows(loaded, [SEQUENCES[0]])[0] - wanted).abs().max() < 1e-4
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_adapters_that_do_not_fit(tmp_path: Path) -> None:
-    base = GOLDEN / "llada-gqa"
-    adapter(tmp_path / "a", base, target_modules=["q_proj"])
-    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
-    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["q_proj", "k_proj"]}))
-    with pytest.raises(UserError, match="lacks tensors"):
-        loaded_from(tmp_path / "a")
-    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config | {"layer_replication": [[0, 2]]}))
-    with pytest.raises(UserError, match="layer_replication"):
-        loaded_from(tmp_path / "a")
-
-
 # ---- saving -----------------------------------------------------------------------------------------------------
 
 
@@ -380,137 +288,3 @@ UNCOVERED = {
 def test_settings_that_are_not_covered(setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = copy_of("llada", tmp_path, **{setting: UNCOVERED[setting]})
     assert f"{setting} is {UNCOVERED[setting]!r}" in refused(path, capsys)
-
-
-@pytest.mark.parametrize("name", ["dream", "a2d-qwen2", "a2d-qwen3"])
-def test_sliding_windows_are_not_covered(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "use_sliding_window" in refused(copy_of(name, tmp_path, use_sliding_window=True), capsys)
-
-
-def named_as(name: str, tensor: str) -> str:
-    family = families.find_family(json.loads((GOLDEN / name / "config.json").read_text()))
-    assert family is not None
-    return published_name(family, tensor)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_broken_folders(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    layers = "n_layers" if name.startswith("llada") else "num_hidden_layers"
-    for number, (value, words) in enumerate(
-        {0: "whole number above 0", -3: "whole number above 0", "x": "whole"}.items()
-    ):
-        path = copy_of(name, tmp_path / f"config{number}", **{layers: value})
-        assert words in (said := refused(path, capsys)) and layers in said
-    more = {"layer_types": ["full_attention"] * 2} if name in ("a2d-qwen2", "a2d-qwen3") else {}
-    path = copy_of(name, tmp_path / "shallow", **{layers: 2}, **more)
-    tensor = named_as(name, "model.layers.2.input_layernorm.weight")
-    assert f"has no place for: {tensor}" in refused(path, capsys)
-    path = copy_of(name, tmp_path / "missing")
-    down = named_as(name, "model.layers.1.mlp.down_proj.weight")
-    change_tensors(path, lambda t: t.pop(down))
-    assert f"would be random: {down};" in refused(path, capsys)
-    path = copy_of(name, tmp_path / "extra")
-    change_tensors(path, lambda t: t.update({"model.more.weight": torch.zeros(3)}))
-    assert "has no place for: model.more.weight;" in refused(path, capsys)
-    assert loaded_from(path, extra={"allow_unused_tensors": True}).notes[0].endswith(": model.more.weight.")
-    path = copy_of(name, tmp_path / "shape")
-    change_tensors(path, lambda t: t.update({down: t[down][:-1].clone()}))
-    said = refused(path, capsys)
-    assert "another shape" in said and f" {down};" in said
-
-
-def test_two_tensors_for_one_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = copy_of("llada", tmp_path)
-    change_tensors(path, lambda t: t.update({"model.norm.weight": torch.ones(48)}))
-    said = refused(path, capsys)
-    assert "two tensors for the same place" in said and "model.transformer.ln_f.weight" in said
-
-
-@one_test(
-    ("name", "changes", "words"),
-    [
-        ("llada", {"d_model": "absent"}, "lacks d_model"),
-        ("llada", {"weight_tying": "absent"}, "lacks weight_tying"),
-        ("llada", {"n_kv_heads": 3}, "does not come out even"),
-        ("llada", {"n_heads": 5, "n_kv_heads": 5}, "cannot be used"),
-        ("llada", {"rope_theta": "far"}, "could not be loaded"),
-        ("dream", {"hidden_size": None}, "hidden_size as None"),
-        ("a2d-llama", {"hidden_act": "frobnicate"}, "frobnicate"),
-        ("a2d-qwen3", {"num_hidden_layers": 2}, "`num_hidden_layers` (2) must be equal to"),
-        ("a2d-qwen3", {"rms_norm_eps": "small"}, "cannot be used"),
-    ],
-)
-def test_broken_configs(
-    name: str, changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert words in refused(copy_of(name, tmp_path, **changes), capsys)
-
-
-CODE = """
-from transformers import LlamaConfig, LlamaForCausalLM
-
-
-class MoEConfig(LlamaConfig):
-    model_type = "llada"
-
-
-class MoEModel(LlamaForCausalLM):
-    config_class = MoEConfig
-"""
-BREAKS = {
-    "import": ("raise RuntimeError('made for other times')\n" + CODE, "RuntimeError: made for other times"),
-    "build": (CODE + "\n    def __init__(self, config):\n        self.no_such_thing()\n", "no_such_thing"),
-    "run": (CODE + "\n    def forward(self, *args, **kwargs):\n        return {}['rope']\n", "KeyError: 'rope'"),
-}
-
-
-@pytest.mark.parametrize("when", list(BREAKS))
-def test_foreign_code_that_raises(
-    when: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A relative of LLaDA that is not covered needs its own code; what that raises is told in one sentence."""
-    import transformers
-    import transformers.dynamic_module_utils as dynamic
-
-    monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    code = {"AutoConfig": f"modeling_{when}.MoEConfig", "AutoModelForCausalLM": f"modeling_{when}.MoEModel"}
-    changes = {"model_type": "llada", "architectures": ["LLaDAMoEModelLM"], "auto_map": code, "mask_token_id": 600}
-    path = copy_of("a2d-llama", tmp_path, **changes)
-    path = path.rename(tmp_path / f"moe_{when}")
-    (path / f"modeling_{when}.py").write_text(BREAKS[when][0])
-    assert "set trust_remote_code=true" in refused(path, capsys)
-    said = refused(path, capsys, "--trust-remote-code")
-    assert BREAKS[when][1] in said and f"modeling_{when}.py" in said
-    assert f"transformers than {transformers.__version__}" in said
-
-
-def test_a_golden_llada_is_evaluated_along_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = Path(__file__).parents[1] / "golden" / "lab" / "data"
-    sampler = "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
-    words = ["eval", "trajectory-eval", "--model", str(GOLDEN / "llada"), "--data", str(data), "--limit", "1"]
-    words += ["--quiet", "--out", str(tmp_path / "out"), f"{sampler}.steps=2", f"{sampler}.max_new_tokens=4"]
-    assert main([*words, "stats.resamples=0"]) == 0
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["model"]["loaded_as"] == "LlamaForCausalLM"
-    values = json.loads((tmp_path / "out" / "TOFU_EVAL.json").read_text())["trajectory_metrics"]["agg_value"]
-    assert all(0 < p < 1 for p in values["full"]["steps"]["probability"])
-
-
-def test_unused_tensors_and_notes_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The option is given like any other setting; the note is on the screen, in the manifest, and in a second run's."""
-    path = copy_of("a2d-llama", tmp_path)
-    change_tensors(path, lambda t: t.update({"model.more.weight": torch.zeros(3)}))
-    data = Path(__file__).parents[1] / "golden" / "lab" / "data"
-    sampler = "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
-    words = ["eval", "trajectory-eval", "--model", str(path), "--data", str(data), "--limit", "1", "--quiet"]
-    words += ["--out", str(tmp_path / "out"), f"{sampler}.steps=2", f"{sampler}.max_new_tokens=4", "stats.resamples=0"]
-    assert main(words) == 2
-    assert "no place for: model.more.weight" in capsys.readouterr().err
-    note = f"tensors of '{path}' were left out (allow_unused_tensors): model.more.weight."
-    for again in (False, True):
-        assert main([*words, "model.model_args.allow_unused_tensors=true"]) == 0
-        manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-        assert note in manifest["notes"]
-        assert again or manifest["model"]["notes"] == [note]
-    assert '"allow_unused_tensors": true' in json.dumps(manifest["config"])

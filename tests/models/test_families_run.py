@@ -12,10 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from conftest import LAB
-from diffusion_tools import save_lab_bert
 from family_tools import GOLDEN, copy_of
-from gemma_tools import save_gemma
-from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
 from vestige.cli import main
 
 DATA = LAB / "data"
@@ -72,52 +69,6 @@ def test_a_plan_needs_only_the_config(tmp_path: Path, capsys: pytest.CaptureFixt
     assert 32 < memory < 36  # float32 on a CPU
 
 
-def test_a_plan_by_config_counts_what_a_plan_by_weights_counts(tmp_path: Path) -> None:
-    from vestige.costs.answers import size_by_config, weight_size
-    from vestige.models.args import ModelArgs
-
-    for name in ("llada", "llada-gqa", "dream", "a2d-qwen3"):
-        stored = weight_size(ModelArgs(str(GOLDEN / name)))
-        bare = copy_of(name, tmp_path)
-        (bare / "model.safetensors").unlink()
-        assert size_by_config(ModelArgs(str(bare)))[0] == stored[0]
-
-
-def test_short_contexts_get_shorter_texts_and_a_note(tmp_path: Path) -> None:
-    """200 new tokens are asked for by default; a model of 96 positions writes what fits."""
-    model = save_lab_bert(tmp_path / "bert", positions=96)
-    out = tmp_path / "out"
-    words = ["--metrics", "forget_Q_A_ROUGE", "--limit", "3", "--quiet"]
-    assert main(["eval", "tofu", "--model", str(model), "--data", str(DATA), "--out", str(out), *words]) == 0
-    assert results(out)["forget_Q_A_ROUGE"]["agg_value"] is not None
-    notes = json.loads((out / "manifest.json").read_text())["cost"]["notes"]
-    assert any("3 text(s) get a shorter window" in n and "96 positions" in n for n in notes), notes
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_ordinary_suites_use_the_bound(name: str, tmp_path: Path) -> None:
-    said = ["--model", str(GOLDEN / name), "--limit", "2", "--quiet"]
-    tofu = ["--metrics", "forget_Q_A_Prob,forget_truth_ratio,extraction_strength,exact_memorization,mia_min_k"]
-    assert main(["eval", "tofu", *said, *tofu, "--data", str(DATA), "--out", str(tmp_path / "tofu")]) == 0
-    found = results(tmp_path / "tofu")
-    assert 0 < found["forget_Q_A_Prob"]["agg_value"] < 1
-    assert found["forget_Q_A_Prob"]["monte_carlo_standard_error"] >= 0
-    assert all(found[metric]["agg_value"] is not None for metric in tofu[1].split(","))
-    muse = ["--metrics", "forget_verbmem_ROUGE,privleak,extraction_strength"]
-    assert main(["eval", "muse", *said, *muse, "--data", str(DATA / "muse"), "--out", str(tmp_path / "muse")]) == 0
-    assert all(results(tmp_path / "muse", "MUSE")[m]["agg_value"] is not None for m in muse[1].split(","))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_tasks_of_lm_eval(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", choice_rows(2, options=3))
-    (tmp_path / "lab_choice.yaml").write_text(CHOICE.format(name="lab_choice", data=rows))
-    words = ["--tasks", "lab_choice", "--include-path", str(tmp_path), "--out", str(tmp_path / "out")]
-    with own_data_cache(tmp_path_factory):
-        assert main(["eval", "lm_eval", "--model", str(GOLDEN / name), *words]) == 0
-    assert "lab_choice" in (tmp_path / "out" / "LMEval_EVAL.json").read_text()
-
-
 def test_depth_says_that_it_is_not_meaningful(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = [f"--{flag}={GOLDEN / name}" for flag, name in
               {"unlearned": "llada", "full": "llada-gqa", "retain": "llada"}.items()]  # fmt: skip
@@ -143,24 +94,3 @@ def test_stress_saves_copies_in_the_published_layout(name: str, tmp_path: Path) 
         config = json.loads((copy / "config.json").read_text())
         assert config["model_type"] == original["model_type"] and config["architectures"] == original["architectures"]
         assert set(load_file(copy / "model.safetensors")) == set(load_file(GOLDEN / name / "model.safetensors"))
-
-
-def test_a_sweep_and_its_report(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.yaml"
-    models = "".join(f"  {name}: {GOLDEN / name}\n" for name in MODELS)
-    suites = f"suites:\n  tofu: {{data: {DATA}, limit: 2, metrics: [forget_Q_A_Prob, privleak]}}\n"
-    plan.write_text(f"out: {tmp_path / 'sweep'}\nretain: dream\nmodels:\n{models}{suites}")
-    assert main(["sweep", str(plan), "--slots", "0"]) == 0
-    runs, out = str(tmp_path / "sweep" / "runs"), str(tmp_path / "report")
-    assert main(["report", runs, "--retain-model", "dream", "--out", out]) == 0
-    report = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert set(MODELS) <= set(re.findall(r'"name": "([^"]+)"', json.dumps(report)))
-
-
-def test_diffusion_gemma_is_not_saved_without_its_vision_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = save_gemma(tmp_path / "gemma")
-    said = ["--model", str(model), "--data", str(DATA), "--limit", "2", "--out", str(tmp_path / "out")]
-    assert main(["stress", "prune=0.3", *said, "--metrics", "forget_Q_A_ROUGE"]) == 2
-    assert "saved copy" in capsys.readouterr().err

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from models_tools import save, tiny_model
-from vestige.errors import UserError
 from vestige.models import fingerprint as room
 from vestige.models.args import ModelArgs
-from vestige.models.fingerprint import cache_file, fingerprint, fingerprint_module
+from vestige.models.fingerprint import fingerprint, fingerprint_module
 
 
 @pytest.fixture(autouse=True)
@@ -118,34 +117,6 @@ def test_digests_are_remembered_until_the_file_changes(checkpoint: Path, monkeyp
     assert of(checkpoint) != first
 
 
-def test_a_fresh_file_is_not_remembered(checkpoint: Path) -> None:
-    of(checkpoint)
-    assert not cache_file().exists()
-
-
-@pytest.mark.parametrize("damage", ["{", "[1]", '{"a": 3}', "\0"])
-def test_a_damaged_memory_is_ignored(checkpoint: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    age(checkpoint, monkeypatch)
-    first = of(checkpoint)
-    cache_file().write_text(damage)
-    assert of(checkpoint) == first
-    assert str(checkpoint / "model.safetensors") in json.loads(cache_file().read_text())
-
-
-def test_a_memory_that_cannot_be_written_is_no_failure(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = of(checkpoint)
-    age(checkpoint, monkeypatch)
-    monkeypatch.setenv("VESTIGE_CACHE", str(checkpoint / "config.json" / "below-a-file"))
-    assert of(checkpoint) == first
-
-
-def test_cut_short_weights_have_no_fingerprint(checkpoint: Path) -> None:
-    weights = checkpoint / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(UserError, match="cut short"):
-        of(checkpoint)
-
-
 # In memory
 
 
@@ -179,16 +150,6 @@ def test_the_same_bytes_in_another_precision_are_other_numbers() -> None:
         return fingerprint_module(module)
 
     assert len({of_type(dtype) for dtype in (torch.float16, torch.bfloat16, torch.int16)}) == 3
-
-
-def test_tied_weights_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    honest = room._tensor_bytes
-    monkeypatch.setattr(room, "_tensor_bytes", lambda t: (read.append(t.data_ptr()), honest(t))[1])
-    model = tiny_model(tie_word_embeddings=True)
-    fingerprint_module(model)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert read.count(model.lm_head.weight.data_ptr()) == 1
 
 
 def test_an_adapter_in_memory_counts_with_its_scale() -> None:

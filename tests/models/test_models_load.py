@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +13,7 @@ from transformers import AutoTokenizer
 
 from models_tools import SENTENCES, logits, save, tiny_model, tiny_tokenizer, write_gguf
 from vestige.errors import UserError
-from vestige.models import args as choose
-from vestige.models import checks, load, locate, quantised
-from vestige.models.load import LoadedModel, ModelArgs, load_model, load_tokenizer, wrap_model
+from vestige.models.load import ModelArgs, load_model, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 
 
@@ -75,21 +70,10 @@ def test_bfloat16_is_kept(checkpoint: Path) -> None:
     assert torch.allclose(rough, logits(tiny_model(), tiny_tokenizer()), atol=0.02)
 
 
-def test_half_precision_checkpoints_are_read_as_float32_on_cpu(tmp_path: Path) -> None:
-    save(tmp_path / "half", tiny_model().to(torch.bfloat16))
-    assert load_model(ModelArgs(str(tmp_path / "half"))).dtype == "float32"
-
-
 def test_tied_weights_are_not_called_missing(tmp_path: Path) -> None:
     save(tmp_path / "tied", tiny_model(tie_word_embeddings=True))
     loaded = load_model(ModelArgs(str(tmp_path / "tied")))
     assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
-
-
-def test_attention_is_chosen_and_told(checkpoint: Path) -> None:
-    assert load_model(ModelArgs(str(checkpoint), attention="eager")).attention == "eager"
-    loaded = load_model(ModelArgs(str(checkpoint), attention="flash_attention_2"))
-    assert loaded.attention == "sdpa" and "flash_attention_2 is not available" in loaded.notes[0]
 
 
 @pytest.mark.parametrize("mode", ["4bit", "8bit"])
@@ -112,25 +96,6 @@ def test_4bit_computes_in_float32_where_asked(checkpoint: Path) -> None:
             plain.get_submodule(name).weight.data = weight.float()
     want = logits(plain, tiny_tokenizer())
     assert torch.allclose(logits(loaded.model, loaded.tokenizer), want, atol=1e-5)
-
-
-def test_loading_says_nothing_on_its_own(checkpoint: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    load_model(ModelArgs(str(checkpoint)))
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_model_in_memory_is_wrapped() -> None:
-    loaded = wrap_model(tiny_model().train(), tiny_tokenizer())
-    assert isinstance(loaded, LoadedModel) and not loaded.model.training
-    assert (loaded.name, loaded.dtype, loaded.device) == ("in-memory model", "float32", "cpu")
-    assert loaded.fingerprint.startswith("memory-")
-
-
-def test_importing_the_room_is_cheap() -> None:
-    heavy = "{'torch', 'transformers', 'peft'}"
-    code = f"import sys, vestige.models.load; print(sorted({heavy} & set(sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
 
 
 # Adapters
@@ -163,48 +128,6 @@ def test_an_adapter_equals_its_merged_model(tmp_path: Path, base: str) -> None:
     assert "not merged" in loaded.notes[0] and loaded.attention == "sdpa"
 
 
-def test_adapter_errors(tmp_path: Path) -> None:
-    save(tmp_path / "base")
-    config = tmp_path / "lora" / "adapter_config.json"
-    make_adapter(tmp_path / "lora", tmp_path / "base")
-    edit(config, base_model_name_or_path="./gone")
-    assert "'./gone' is neither beside the adapter" in fails(str(tmp_path / "lora"))
-    edit(config, base_model_name_or_path=None)
-    assert "which model" in fails(str(tmp_path / "lora"))
-    edit(config, base_model_name_or_path=str(tmp_path / "base"), task_type="SEQ_CLS")
-    assert "trained for SEQ_CLS" in fails(str(tmp_path / "lora"))
-    edit(config, task_type="CAUSAL_LM", target_modules=["q_proj", "up_proj", "down_proj"])
-    assert "which would be random: base_model" in fails(str(tmp_path / "lora"))
-    edit(config, target_modules=["q_proj"])
-    assert "fit nowhere in" in fails(str(tmp_path / "lora"))
-    edit(config, peft_type="WORMHOLE")
-    assert "peft cannot read" in fails(str(tmp_path / "lora"))
-
-
-def test_a_prompt_adapter_is_refused(tmp_path: Path) -> None:
-    from peft import PromptTuningConfig, get_peft_model
-
-    save(tmp_path / "base")
-    model = get_peft_model(tiny_model(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
-    model.save_pretrained(tmp_path / "prompt")
-    edit(tmp_path / "prompt" / "adapter_config.json", base_model_name_or_path=str(tmp_path / "base"))
-    assert "learns a prompt" in fails(str(tmp_path / "prompt"))
-
-
-def test_an_adapter_beside_a_whole_model_is_ambiguous(tmp_path: Path) -> None:
-    make_adapter(save(tmp_path / "both"), "../both")
-    assert "both a whole model and an adapter" in fails(str(tmp_path / "both"))
-
-
-def test_missing_packages_are_named(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_adapter(tmp_path / "lora", checkpoint)
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    assert "pip install 'vestige[peft]'" in fails(str(tmp_path / "lora"))
-    assert "pip install 'vestige[quant]'" in fails(ModelArgs(str(checkpoint), quantization="4bit"))
-    (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    assert "pip install 'vestige[gguf]'" in fails(str(tmp_path / "x.gguf"))
-
-
 # GGUF
 
 
@@ -223,39 +146,6 @@ def test_a_gguf_file_loads_as_a_plain_model(tmp_path: Path, monkeypatch: pytest.
     assert load_model(ModelArgs("tiny.gguf")).fingerprint != loaded.fingerprint
 
 
-def test_a_gguf_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gguf = pytest.importorskip("gguf")
-    file = tmp_path / "tiny.gguf"
-    write_gguf(file, tiny_model(), tiny_tokenizer())
-    parsed: list[str] = []
-
-    class Counting(gguf.GGUFReader):  # type: ignore[misc, name-defined]
-        def __init__(self, path: Any, *rest: Any) -> None:
-            parsed.append(str(path))
-            super().__init__(path, *rest)
-
-    monkeypatch.setattr(gguf, "GGUFReader", Counting)
-    load_tokenizer(ModelArgs(str(file)))  # as `eval` does before it loads the model
-    loaded = load_model(ModelArgs(str(file)))
-    assert parsed == [str(file)]
-    assert gguf.GGUFReader is Counting and not quantised._kept
-    load_tokenizer(ModelArgs(str(file)))
-    write_gguf(file, tiny_model(seed=5), tiny_tokenizer())  # another file of the same name is another parse
-    again = load_model(ModelArgs(str(file)))
-    assert len(parsed) == 3
-    assert not torch.equal(logits(again.model, tiny_tokenizer()), logits(loaded.model, tiny_tokenizer()))
-
-
-def test_gguf_errors(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"nonsense")
-    assert "does not start like a GGUF file" in fails(str(tmp_path / "model.gguf"))
-    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(40))
-    assert "is damaged, cut short, or" in fails(str(tmp_path / "model.gguf"))
-    assert "leave `quantization` out" in fails(ModelArgs(str(tmp_path / "model.gguf"), quantization="4bit"))
-    assert f"Did you mean '{tmp_path / 'model.gguf'}'?" in fails(str(tmp_path / "modle.gguf"))
-    assert f"Did you mean '{tmp_path / 'model.gguf'}'?" in fails(str(tmp_path))
-
-
 # Tokenizers
 
 
@@ -270,12 +160,6 @@ def test_the_tokenizer_may_come_from_elsewhere(tmp_path: Path, checkpoint: Path)
     assert "has no tokenizer files" in fails(ModelArgs(str(checkpoint), tokenizer=str(tmp_path)))
     (bare / "tokenizer.json").write_text("{")
     assert "cannot be read" in fails(str(bare))
-
-
-def test_a_tokenizer_needs_no_weights(checkpoint: Path, tmp_path: Path) -> None:
-    save(tmp_path / "m")
-    (tmp_path / "m" / "model.safetensors").unlink()
-    assert len(load_tokenizer(ModelArgs(str(tmp_path / "m")))[0]) == len(tiny_tokenizer())
 
 
 @pytest.mark.parametrize("named", ["PreTrainedTokenizerFast", "Qwen2Tokenizer"])
@@ -302,58 +186,7 @@ def test_a_qwen2_checkpoint_is_cut_by_its_files_rules(tmp_path: Path, named: str
     assert tokenizer_facts(tokenizer)["pipeline"] != tokenizer_facts(by_class)["pipeline"]
 
 
-def test_a_tokenizer_with_the_rules_of_its_class_is_left_alone(tmp_path: Path) -> None:
-    from transformers import Qwen2Config, Qwen2Tokenizer
-
-    by_class = Qwen2Tokenizer({"<|endoftext|>": 0, "a": 1, "b": 2}, [])
-    by_class.save_pretrained(tmp_path)
-    Qwen2Config(vocab_size=400).save_pretrained(tmp_path)
-    tokenizer, notes = load_tokenizer(ModelArgs(path=str(tmp_path)))
-    assert type(tokenizer).__name__ == "Qwen2Tokenizer" and notes == []
-
-
-def test_a_tokenizer_too_large_is_noted(tmp_path: Path) -> None:
-    save(tmp_path / "small", tiny_model(vocab_size=100))
-    assert "the model only 100" in load_model(ModelArgs(str(tmp_path / "small"))).notes[0]
-
-
 # Paths
-
-
-def test_paths_that_are_not_there(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = checkpoint.parent
-    assert f"Did you mean '{checkpoint}'?" in fails(str(parent / "forget01"))
-    assert f"Did you mean '{checkpoint}'?" in fails(str(parent / "forget1" / "last"))
-    assert fails("./nowhere/at/all") == "No model at './nowhere/at/all'."
-    assert "no subfolder 'last'" in fails(ModelArgs(str(checkpoint), subfolder="last"))
-    assert "is a file" in fails(str(checkpoint / "config.json"))
-    monkeypatch.chdir(parent)
-    assert "it holds: forget10/" in fails("../" + parent.name)
-
-
-def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    offline = {"local_files_only": True, "cache_dir": str(tmp_path)}
-    assert "the hub cannot be reached" in fails(ModelArgs("nobody/nothing", extra=offline))
-    assert "the hub cannot be reached" in fails(ModelArgs("nobody/nothing/x.gguf", extra=offline))
-    assert "nor a well-formed hub id" in fails("what is this")
-    save(tmp_path / "mine" / "forget10")
-    monkeypatch.chdir(tmp_path)
-    assert "Did you mean 'mine/forget10'?" in fails(ModelArgs("mine/forget1", extra=offline))
-
-
-def test_hub_errors_by_their_type() -> None:
-    from huggingface_hub import errors
-
-    args = ModelArgs("org/model", revision="v9")
-    response = pytest.importorskip("unittest.mock").MagicMock()
-    for kind, words in {
-        errors.GatedRepoError: "is gated: ask for access",
-        errors.RepositoryNotFoundError: "nor a model on the hub",
-        errors.RevisionNotFoundError: "has no revision 'v9'",
-        errors.HfHubHTTPError: "the hub cannot be reached",
-    }.items():
-        assert words in str(locate.hub_error("org/model", args, kind("no", response=response)))
-    assert "set HF_HOME" in str(locate.hub_error("org/model", args, PermissionError(13, "no", "/cache")))
 
 
 def test_a_cached_hub_snapshot_loads_offline(tmp_path: Path) -> None:
@@ -413,15 +246,6 @@ def test_damaged_and_missing_weights(tmp_path: Path) -> None:
     assert "not readable as JSON" in fails(str(tmp_path / "m"))
 
 
-def test_pickle_needs_an_opt_in(tmp_path: Path) -> None:
-    path = save(tmp_path / "old")
-    torch.save(tiny_model().state_dict(), path / "pytorch_model.bin")
-    (path / "model.safetensors").unlink()
-    assert "only pickle weights (pytorch_model.bin)" in fails(str(path))
-    loaded = load_model(ModelArgs(str(path), extra={"use_safetensors": False}))
-    assert torch.equal(logits(loaded.model, loaded.tokenizer), logits(tiny_model(), tiny_tokenizer()))
-
-
 def test_random_weights_are_never_measured(tmp_path: Path) -> None:
     save(tmp_path / "headless", tiny_model().model)
     words = fails(str(tmp_path / "headless"))
@@ -465,57 +289,4 @@ def test_other_kinds_of_models_are_refused(tmp_path: Path) -> None:
     assert "has no model_type" in fails(str(path))
 
 
-def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
-    path = save(tmp_path / "m")
-    edit(path / "config.json", quantization_config={"quant_method": "awq"})
-    assert "already quantised (awq)" in fails(ModelArgs(str(path), quantization="4bit"))
-
-
 # Choices
-
-
-def test_misspelt_choices(checkpoint: Path) -> None:
-    path = str(checkpoint)
-    assert "Did you mean 'bfloat16'?" in fails(ModelArgs(path, dtype="bfloat6"))
-    assert "Did you mean 'eager'?" in fails(ModelArgs(path, attention="eagre"))
-    assert "Did you mean '4bit'?" in fails(ModelArgs(path, quantization="4-bit"))
-    assert "Unknown device 'gpu'" in fails(ModelArgs(path, device="gpu"))
-    assert "torch sees" in fails(ModelArgs(path, device="cuda:99"))
-
-
-def test_memory_errors_say_what_to_try(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(load, "_load_weights", full)
-    assert "memory of cpu" in fails(str(checkpoint))
-
-
-def test_several_gpus_share_a_model_too_large_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10 * 2**30, 16 * 2**30))
-    args = ModelArgs("m")
-    assert choose.choose_device_map(args, "cuda", 2**30) == ({"": "cuda"}, [])
-    device_map, notes = choose.choose_device_map(args, "cuda", 20 * 2**30)
-    assert device_map == "auto" and "20 GB" in notes[0]
-    assert choose.choose_device_map(args, "cuda:1", 20 * 2**30)[0] == {"": "cuda:1"}
-    assert choose.choose_device_map(ModelArgs("m", device_map="balanced"), "cuda", 1)[0] == "balanced"
-
-
-def test_auto_dtype_and_memory() -> None:
-    assert choose.choose_dtype("auto", "cuda") == "auto"
-    assert choose.choose_dtype("auto", "cpu") is torch.float32
-    half = {"dtype": "bfloat16"}
-    assert choose.needed_bytes(10, half, ModelArgs("m", dtype="float32")) == 20
-    assert choose.needed_bytes(10, {}, ModelArgs("m", dtype="bfloat16")) == 5
-    assert choose.needed_bytes(10, half, ModelArgs("m", quantization="4bit")) == 4
-    nf4 = choose.quantization_config(ModelArgs("m", quantization="4bit"))
-    assert nf4.bnb_4bit_quant_type == "nf4" and not nf4.bnb_4bit_use_double_quant
-    assert nf4.bnb_4bit_compute_dtype is torch.bfloat16
-
-
-def test_offloaded_tensors_cannot_be_fingerprinted() -> None:
-    with torch.device("meta"):
-        model = torch.nn.Linear(2, 2)
-    with pytest.raises(UserError, match="offloaded"):
-        wrap_model(model, SimpleNamespace())

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vestige.collect.backend import Cost, LocalBackend
 from vestige.models import batch_budget
-from vestige.models.batch_budget import DEFAULT_BUDGET, BatchBudget, text_batch_budget
+from vestige.models.batch_budget import BatchBudget, text_batch_budget
 
 MEGABYTE = 2**20
 
@@ -24,11 +24,6 @@ def model() -> Any:
 
 def holding(monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
     monkeypatch.setattr(batch_budget, "total_memory", lambda device: memory)
-
-
-def test_a_device_that_does_not_tell_has_the_fixed_number(model: Any) -> None:
-    assert text_batch_budget(model) == DEFAULT_BUDGET == BatchBudget(128, 65536)
-    assert text_batch_budget(model, 7) == BatchBudget(7, DEFAULT_BUDGET.cells)
 
 
 def test_caches_and_logits_fit_beside_the_weights(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
@@ -55,17 +50,6 @@ def test_more_memory_more_rows_unless_they_are_set(monkeypatch: pytest.MonkeyPat
     large = text_batch_budget(model)
     assert large.rows > small.rows and large.cells > small.cells
     assert text_batch_budget(model, 5) == BatchBudget(5, large.cells)
-
-
-def test_weights_beyond_one_device_leave_one_text_at_a_time(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
-    holding(monkeypatch, 1000)
-    assert text_batch_budget(model) == BatchBudget(1, 1)
-
-
-def test_a_shape_that_is_not_told_has_the_fixed_number(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
-    holding(monkeypatch, 64 * MEGABYTE)
-    odd = SimpleNamespace(device=model.device, config=SimpleNamespace(num_hidden_layers=2))
-    assert text_batch_budget(odd) == DEFAULT_BUDGET
 
 
 def test_an_interrupted_run_resumes_only_with_the_same_room(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:

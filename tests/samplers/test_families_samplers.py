@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from family_tools import FACTS, GOLDEN, NAMES, copy_of
-from loops import one_test
+from family_tools import FACTS, GOLDEN, copy_of
 from vestige.cli import main
 from vestige.collect.denoise import DenoiseCollector
-from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.models.samplers import sample
 from vestige.report.traces import row_traces
@@ -62,12 +60,6 @@ def windows(run: dict[str, Any], row: int) -> list[list[int]]:
 
 def of_trace(trace: Trace) -> list[list[int]]:
     return [*trace.canvas.tolist(), trace.final.tolist()]
-
-
-def test_there_are_45_runs_of_every_family_and_kind() -> None:
-    assert len(RUNS) == 45
-    assert {run["model"] for run in RUNS} == set(NAMES)
-    assert {run["sampler"] for run in RUNS} == {"mdlm", "bd3lm", "dream"}
 
 
 @pytest.mark.parametrize("run", RUNS, ids=label)
@@ -178,25 +170,3 @@ def test_blocks_run_on_every_family_and_the_cache_changes_nothing(name: str) -> 
     texts = [[one.final for one in way] for way in (kept, read, alone)]
     assert texts[0] == texts[1] == texts[2]
     assert all(MASK not in one.final and one.passes == 12 for one in kept)
-
-
-REFUSED = {
-    "alg_temp": ({"alg": "entropy", "alg_temp": 0.5}, "alg_temp other than 0 is not supported"),
-    "top_p": ({"sampler": "dream", "top_p": 0.9}, "top_p other than 1"),
-    "top_k": ({"sampler": "dream", "top_k": 50}, "top_k other than 0"),
-    "origin": ({"alg": "origin"}, "decides by chance alone"),
-    "both": ({"alg": "entropy", "remasking": "random"}, "name the same setting"),
-    "unknown": ({"alg": "entropie"}, "maskgit_plus"),
-}
-
-
-@one_test("case", REFUSED)
-def test_what_dreams_sampler_knows_and_this_one_does_not(case: str) -> None:
-    given, words = REFUSED[case]
-    with pytest.raises(UserError, match=words):
-        read_denoising(given)
-
-
-def test_dreams_names_mean_settings_here() -> None:
-    assert read_denoising({"sampler": "dream"}) == Denoising(remasking="entropy")
-    assert read_denoising({"alg": "topk_margin", "top_k": None}) == Denoising(remasking="topk_margin")

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from diffusion_tools import EOS, MASK, golden, predictor
-from loops import one_test
 from vestige.errors import UserError
-from vestige.models.samplers import Pass, Sampled, base, infill, sample
+from vestige.models.samplers import Pass, Sampled, infill, sample
 from vestige.models.samplers.base import even_counts, gumbel_choice, sample_generator, transfer_counts
 from vestige.types import IGNORE, Prompt
 from vestige.wants import Denoising
@@ -101,25 +100,6 @@ def test_llada_schedule() -> None:
     for key, counts in golden()["num_transfer_tokens"]["llada"].items():
         masked, steps = map(int, key.split("x"))
         assert even_counts(masked, steps) == counts, key
-
-
-ERRORS = {
-    "remasking": ({"remasking": "surest"}, "low_confidence, maskgit_plus, random, topk_margin"),
-    "sampler": ({"sampler": "gibbs"}, "bd3lm, diffusion_gemma, mdlm"),
-    "scheduler": ({"scheduler": "quadratic"}, "cosine, linear"),
-    "mode": ({"mode": "guided"}, "guided_native"),
-    "steps": ({"steps": 0}, "steps must be a whole number of at least 1"),
-    "block": ({"block_size": 0}, "block_size must be a whole number of at least 1"),
-    "temperature": ({"temperature": -1.0}, "temperature must be at least 0"),
-    "per block": ({"steps_per_block": 0}, "steps_per_block must be a whole number of at least 1"),
-}
-
-
-@one_test("case", ERRORS)
-def test_settings_nobody_can_follow(case: str) -> None:
-    changes, words = ERRORS[case]
-    with pytest.raises(UserError, match=words):
-        Denoising(**changes).check()
 
 
 def test_the_peers_failures_are_sentences_here() -> None:
@@ -215,20 +195,6 @@ def test_ruling_cells_out_changes_no_choice(temperature: float, dtype: torch.dty
     assert torch.equal(ours.get_state(), plain.get_state())  # what is drawn next is the same, too
 
 
-@pytest.mark.parametrize("scale", [0.01, 4.0])
-def test_few_logarithms_are_taken(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
-    logits = scale * torch.randn((8, LARGE), generator=torch.Generator().manual_seed(1))
-    cells, real = [], base._perturbed
-
-    def counted(logits: torch.Tensor, u: torch.Tensor, temperature: float) -> torch.Tensor:
-        cells.append(u.numel())
-        return real(logits, u, temperature)
-
-    monkeypatch.setattr(base, "_perturbed", counted)
-    gumbel_choice(logits, 0.7, sample_generator(0, ()))
-    assert 0 < sum(cells) < logits.numel() / 20
-
-
 def test_a_row_ends_with_the_block_of_its_end_token() -> None:
     """dllm's rows go on until the last has ended; here a row's passes are its own."""
     run = RUNS["bd3_eos_batch"]
@@ -243,12 +209,6 @@ def test_a_row_ends_with_the_block_of_its_end_token() -> None:
     assert [list(s.final) for s in ours[1:]] == theirs[1:]
 
 
-def test_one_step_fills_everything_at_once() -> None:
-    for sampler in ("mdlm", "bd3lm"):
-        one = sample(predictor(), [Prompt((10, 11))], (), Denoising(sampler, steps=1, max_new_tokens=6))[0]
-        assert one.passes == 1 and set(one.fixed) == {0} and MASK not in one.final
-
-
 def test_a_position_that_never_becomes_a_token() -> None:
     run = RUNS["mdlm_never_fixed"]
     sampled = replay(run)[0]
@@ -256,27 +216,6 @@ def test_a_position_that_never_becomes_a_token() -> None:
         assert [f == -1 for f in one.fixed] == [t == MASK for t in one.final]
     assert any(-1 in one.fixed for one in sampled)
     assert sampled[2].fixed[3] == 5  # left over in the first block, decided in the second
-
-
-def test_empty_prompts() -> None:
-    for sampler in ("mdlm", "bd3lm"):
-        denoising = Denoising(sampler, steps=4, max_new_tokens=4, block_size=2)
-        single = sample(predictor(), [Prompt(())], (), denoising)[0]
-        pair = sample(predictor(), [Prompt((10, 11, 12)), Prompt(())], (), denoising)[1]
-        assert same(single, pair) and MASK not in single.final
-        # Under rotary positions a canvas of nothing but masks is the same everywhere: which goes first is a toss-up.
-        assert MASK not in sample(predictor("tiny-bd3lm-llama"), [Prompt(())], (), denoising)[0].final
-    assert sample(predictor(), [], (), Denoising()) == []
-    nameless = predictor()
-    nameless.bos_id = None
-    with pytest.raises(UserError, match="beginning token"):
-        sample(nameless, [Prompt(())], (), Denoising(right_shift_logits=True))
-
-
-def test_a_hidden_prompt_token_is_not_there() -> None:
-    denoising = Denoising(steps=4, max_new_tokens=6)
-    hidden = sample(predictor(), [Prompt((10, 9, 11), hidden=(1,))], (), denoising)[0]
-    assert hidden == sample(predictor(), [Prompt((10, 11))], (), denoising)[0]
 
 
 TARGET = (50, 51, IGNORE, 53, 54, IGNORE)
@@ -296,14 +235,6 @@ def test_guided_modes_write_the_target(sampler: str) -> None:
         wanted = first.logits.argmax(-1) if mode == "guided_native" else label
         surest = probability.gather(-1, wanted[:, None])[:, 0].argmax()
         assert one.fixed[int(surest)] == 0, mode
-
-
-def test_rows_that_take_no_block_masks_say_so() -> None:
-    model = predictor()
-    model.masks = "rows"
-    with pytest.raises(UserError, match="use sampler=mdlm"):
-        sample(model, [Prompt((10,))], (), Denoising("bd3lm", max_new_tokens=4))
-    sample(model, [Prompt((10,))], (), Denoising("mdlm", max_new_tokens=4))
 
 
 @pytest.mark.parametrize("case", ["bd3lm", "bd3lm cfg shift", "bd3lm drawn"])
@@ -331,14 +262,6 @@ def test_guidance_away_from_a_prompt_that_stays_visible_changes_nothing(sampler:
     assert plain == kept != guided
 
 
-@pytest.mark.parametrize("sampler", ["mdlm", "bd3lm"])
-def test_suppressed_tokens_never_come(sampler: str) -> None:
-    base = {"sampler": sampler, "steps": 6, "max_new_tokens": 6, "block_size": 3}
-    usual = set(sample(predictor(), [Prompt((13, 14))], (), Denoising(**base))[0].final)
-    without = sample(predictor(), [Prompt((13, 14))], (), Denoising(**base, suppress_tokens=tuple(usual)))[0]
-    assert not usual & set(without.final)
-
-
 @pytest.mark.parametrize("block", [None, 3])
 def test_infilling_a_row_does_not_depend_on_its_batch(block: int | None) -> None:
     texts = [(10, 4, 12, 4, 4, 15, 4, 17, 4, 4), (20, 21, 4, 23), (4, 4, 4), (30, 31)]
@@ -349,10 +272,3 @@ def test_infilling_a_row_does_not_depend_on_its_batch(block: int | None) -> None
         assert all(t in (MASK, got) for t, got in zip(text, one.final, strict=True))
         assert MASK not in one.final and len({f for f in one.fixed if f >= 0}) == one.passes
     assert batch[3].passes == 0  # nothing to fill, nothing run
-
-
-def test_models_with_flash_attention_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = predictor("tiny-bd3lm-llama")
-    monkeypatch.setattr(model.model.config, "_attn_implementation_internal", "flash_attention_2")
-    with pytest.raises(UserError, match="use attention=sdpa"):
-        sample(model, [Prompt((10,))], (), Denoising(max_new_tokens=4))

@@ -149,7 +149,7 @@ class DiffusionLM(TokenLM):
 
     def _limits(self, lengths: Sequence[int]) -> Limits:
         """`batch_size` rows of the longest request are what a forward may hold; `auto` is what suits the machine."""
-        limits = default_limits(self.predictor.vocab, self.predictor.device.type == "cuda")
+        limits = default_limits(self.predictor.device.type == "cuda")
         longest = max(lengths, default=1)
         if isinstance(self.batch_size, int):
             return replace(limits, tokens=self.batch_size * longest)

@@ -17,7 +17,7 @@ import torch
 
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
-from vestige.models.load import attach
+from vestige.models.load import attach_adapter
 from vestige.models.locate import Place, find_directory
 
 
@@ -90,7 +90,7 @@ def attached_for_now(model: Any, adapter: str) -> Iterator[Any]:
         raise UserError(f"'{adapter}' is not an adapter: it has no adapter_config.json; a pair is (base, adapter).")
     base = Place("model", f"the {type(model).__name__} in memory", directory, directory)
     before = dict(vars(model))
-    held, _ = attach(model, Place("adapter", adapter, directory, directory, base=base), None)
+    held = attach_adapter(model, Place("adapter", adapter, directory, directory, base=base), None)
     try:
         yield held
     finally:

@@ -23,6 +23,7 @@ from vestige.collect.safety import Halving, apart, batch_noise, check_fit, check
 from vestige.collect.tree import Limits, Packing, pack
 from vestige.errors import named, out_of_memory, reraise_ours
 from vestige.numeric import distances
+from vestige.packed_ids import common_prefix
 from vestige.types import Target, TokenStats
 
 LONGEST_PACKED = 8192  # tokens; a tree mask costs the square of a row
@@ -34,7 +35,7 @@ def vocabulary(model: Any) -> int:
     return int(size or 50_000)
 
 
-def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:
+def default_limits(on_gpu: bool, tokens: int | None = None) -> Limits:
     """Budgets that suit the machine: logits of a batch stay below 1 GB (GPU) or 256 MB (CPU) in float32.
 
     On a CPU a batch is one long row: its attention skips what is masked (collect/forward.py), and what lies between
@@ -125,22 +126,22 @@ class AnswerCollector:
                     yield result
 
     def jobs(self, targets: Sequence[Target], limits: Limits) -> Iterator[Job]:
-        if self.plain:
-            for members, tokens in plain_batches(targets, limits, self.vocab):
-                yield Job(tokens, members, partial(self._run_plain, targets, members))
+        if not self.plain:
+            packing = pack(targets, limits, self.vocab)
+            for batch in packing.batches:
+                members = tuple(chain.from_iterable(batch.targets))
+                yield Job(batch.tokens, members, partial(score_packed, self.model, packing.tree, batch))
             return
-        packing = pack(targets, limits, self.vocab)
-        for batch in packing.batches:
-            members = tuple(chain.from_iterable(batch.targets))
-            yield Job(batch.tokens, members, partial(score_packed, self.model, packing.tree, batch))
+        for members, tokens in plain_batches(targets, limits, self.vocab):
+            yield Job(tokens, members, partial(self._score_padded, targets, members))
 
-    def _run_plain(self, targets: Sequence[Target], members: Sequence[int]) -> dict[int, TokenStats]:
+    def _score_padded(self, targets: Sequence[Target], members: Sequence[int]) -> dict[int, TokenStats]:
         result = score_plain(self.model, [targets[m] for m in members])
         return {members[i]: s for i, s in result.items()}
 
     def verify(self, targets: Sequence[Target]) -> None:
         """Compares the packed and the plain way on the longest target and a few others; falls back on a mismatch."""
-        sample = _sample(targets)
+        sample = _checked_targets(targets)
         if not sample:
             return
         alone = []
@@ -168,7 +169,7 @@ class AnswerCollector:
             )
 
 
-def _sample(targets: Sequence[Target]) -> list[Target]:
+def _checked_targets(targets: Sequence[Target]) -> list[Target]:
     """The longest (a sliding window shows only beyond its width), the two that share most, the shortest.
 
     A model that ignores position ids or lets neighbours see each other goes wrong where answers share a prefix.
@@ -176,14 +177,16 @@ def _sample(targets: Sequence[Target]) -> list[Target]:
     if not targets:
         return []
     ordered = sorted(targets, key=lambda t: t.sorting)
-    siblings = max(pairwise(ordered), key=lambda pair: _shared(*pair), default=())
+    siblings: tuple[Target, ...] = ()
+    most = -1
+    for a, b in pairwise(ordered):
+        inputs = a.ids[:-1], b.ids[:-1]
+        shared = common_prefix(*inputs)
+        if shared == min(map(len, inputs)):
+            shared = 0  # one only continues the other: no fork to go wrong at
+        if shared > most:
+            siblings, most = (a, b), shared
     return list({t.key: t for t in (targets[0], *siblings, targets[-1])}.values())
-
-
-def _shared(a: Target, b: Target) -> int:
-    """How many tokens two targets share before they part; 0 when one just goes on where the other ends."""
-    inputs = zip(a.ids[:-1], b.ids[:-1], strict=False)
-    return next((i for i, (x, y) in enumerate(inputs) if x != y), 0)
 
 
 def plain_batches(targets: Sequence[Target], limits: Limits, vocab: int) -> Iterator[tuple[tuple[int, ...], int]]:

@@ -1,30 +1,29 @@
-"""Who answers wants: a model in this process, or one that a server runs. What both must offer, the first of them, and
-what answering costs, counted where it is spent.
+"""Who answers wants: what a model in this process and one that a server runs both offer, the first of them, and what
+answering costs, counted where it is spent.
 
-In: Targets and Requests. Out: TokenStats and Texts by key, batch by batch; the `cost` of a manifest, with notes for its
-reader. Callers: runs/collect.py, which gets the second kind from the engine (adapters/served_model.py), so nothing
-above knows which one answered; every collector is handed one Cost per run, and processes of a team add theirs up.
+    Backend       the interface: scores Targets, writes texts for Requests
+    LocalBackend  a model that is loaded here; adapters/served_model.py has the other
+    StopRule      when a text is over and what it reads as, the same for both
+    text_want     how a text is asked of a diffusion model's sampler
+    Cost          counts and notes of one run: every collector gets it, and processes of a team add theirs up
+
+In: Targets and Requests. Out: TokenStats and Texts by key, batch by batch. No model is imported here: the command line
+reads this file.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from vestige.models.batch_budget import BatchBudget, text_batch_budget
+from vestige.models.checks import check_penalty
 from vestige.models.load import LoadedModel
-from vestige.types import Target, Text, TokenStats
-from vestige.wants import Decoding, Request
-
-if TYPE_CHECKING:
-    from vestige.models.batch_budget import BatchBudget
-
-
-import math
-
-from vestige.types import BROKEN, Prompt
-from vestige.wants import DenoiseWant, Denoising
+from vestige.types import BROKEN, Prompt, Target, Text, TokenStats
+from vestige.wants import Decoding, DenoiseWant, Denoising, Request
 
 log = logging.getLogger("vestige.collect")
 
@@ -69,7 +68,7 @@ class Cost:
     def as_dict(self) -> dict[str, object]:
         """Every count; those of servers where there was one."""
         served = self.server_requests or self.server_check_tokens
-        return {k: v for k, v in asdict(self).items() if served or not k.startswith("server_")}
+        return {name: value for name, value in asdict(self).items() if served or not name.startswith("server_")}
 
 
 Known = Mapping[str, Sequence[int]]  # tokens of texts, by request key
@@ -110,21 +109,19 @@ class LocalBackend:
     rows: int | None
 
     @property
-    def room(self) -> BatchBudget:
-        from vestige.models.batch_budget import text_batch_budget
-
+    def text_budget(self) -> BatchBudget:
         return text_batch_budget(self.loaded.model, self.rows)
 
     @property
     def limits(self) -> Any:
-        from vestige.collect.answers import default_limits, vocabulary
+        from vestige.collect.answers import default_limits
 
         on_gpu = str(self.loaded.device).split(":")[0] == "cuda"
-        return default_limits(vocabulary(self.loaded.model), on_gpu, self.batch_tokens)
+        return default_limits(on_gpu, self.batch_tokens)
 
     def settings(self, kind: str) -> dict[str, Any]:
         if kind == "texts":
-            rows, cells = self.room
+            rows, cells = self.text_budget
             return {"max_rows": rows, "cells": cells}
         limits = self.limits
         return {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
@@ -139,13 +136,9 @@ class LocalBackend:
 
     @property
     def eos(self) -> frozenset[int]:
-        from vestige.collect.texts import end_tokens
-
         return end_tokens(self.loaded.model, self.loaded.tokenizer)
 
     def penalty_of(self, decoding: Decoding) -> float:
-        from vestige.collect.texts import penalty_of
-
         return penalty_of(self.loaded.model, decoding)
 
     def write(
@@ -154,8 +147,21 @@ class LocalBackend:
         from vestige.collect.texts import TextCollector
 
         end_text = end_words(self.loaded.tokenizer, self.eos)
-        writer = TextCollector(self.loaded.model, self.detokenise, self.eos, end_text, self.cost, *self.room)
+        writer = TextCollector(self.loaded.model, self.detokenise, self.eos, end_text, self.cost, *self.text_budget)
         return writer.run(requests, known, done, drafts)
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The ids that end a text: the generation config's, else the tokenizer's.
+
+    Chat models name several there (end of turn, end of text), of which their tokenizer knows one.
+    """
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if ids is None:
+        ids = tokenizer.eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset(ids) if isinstance(ids, (list, tuple)) else frozenset([ids])
 
 
 def end_words(tokenizer: Any, eos: frozenset[int]) -> str:
@@ -164,9 +170,17 @@ def end_words(tokenizer: Any, eos: frozenset[int]) -> str:
     return str(tokenizer.decode([end])) if eos and end is not None else ""
 
 
+def penalty_of(model: Any, decoding: Decoding) -> float:
+    """The repetition penalty in force: asked for, or the checkpoint's own default (Qwen2.5 ships one)."""
+    if decoding.repetition_penalty is not None:
+        return decoding.repetition_penalty
+    config = getattr(model, "generation_config", None)
+    own = getattr(config, "repetition_penalty", None)
+    check_penalty(own, "The model's generation config")
+    return float(1.0 if own is None else own)
+
+
 # ---- When a text is over, and what it reads as: the same for a model in this process and for a served one -----------
-# In: a request and the tokens made so far. Out: whether it goes on; in the end a Text. Callers: collect/texts.py and
-# adapters/served_model.py. No model runs here.
 
 Detokenise = Callable[[Sequence[Sequence[int]]], list[str]]
 
@@ -193,40 +207,41 @@ class StopRule:
 
     def begin(self, request: Request, known: Sequence[int]) -> list[int]:
         """What is known of a text; a stop word in there ends it, as it would have when decoding."""
-        # All prefixes are tried, because decoding would have stopped at the first token that completes a word.
         if request.decoding.stopwords:
-            prefixes = (list(known[:n]) for n in range(1, len(known)))
-            return next((made for made in prefixes if self.over(request, made)), list(known))
+            # All prefixes are tried, because decoding would have stopped at the first token that completes a word.
+            for count in range(1, len(known)):
+                if self.over(request, known[:count]):
+                    return list(known[:count])
         return list(known)
 
-    def over(self, request: Request, made: Sequence[int]) -> bool:
-        if not made:
+    def over(self, request: Request, tokens: Sequence[int]) -> bool:
+        if not tokens:
             return False
-        if made[-1] == BROKEN or made[-1] in self.eos or len(made) >= request.decoding.max_new_tokens:
+        if tokens[-1] == BROKEN or tokens[-1] in self.eos or len(tokens) >= request.decoding.max_new_tokens:
             return True
-        if request.prompt.attended + len(made) > self.positions:
+        if request.prompt.attended + len(tokens) > self.positions:
             return True
         words = request.decoding.stopwords
         if not words:
             return False
         # A token is at least a byte, so a word that the last token completes began at most so many tokens ago; four
         # more, since a decoder may trim the first and the last character may have come in pieces.
-        tail = self.detokenise([made[-(max(len(w.encode()) for w in words) + 4) :]])[0]
+        longest = max(len(word.encode()) for word in words)
+        tail = self.detokenise([tokens[-(longest + 4) :]])[0]
         return any(word in tail for word in words)
 
     def texts(self, rows: Iterable[tuple[Request, Sequence[int], int]]) -> dict[str, Text]:
         """{request key: Text} of (request, tokens, how many of them were proven)."""
         listed = list(rows)
-        read = self.detokenise([[t for t in made if t != BROKEN] for _, made, _ in listed])
-        return {
-            request.key: Text(tuple(made), cut_text(text, (self.end_text, *request.decoding.stopwords)), proven)
-            for (request, made, proven), text in zip(listed, read, strict=True)
-        }
+        whole = self.detokenise([[t for t in tokens if t != BROKEN] for _, tokens, _ in listed])
+        out = {}
+        for (request, tokens, proven), text in zip(listed, whole, strict=True):
+            words = (self.end_text, *request.decoding.stopwords)
+            out[request.key] = Text(tuple(tokens), cut_text(text, words), proven)
+        return out
 
 
-# ---- Texts out of a sampler's windows: how one is asked for, and where it ends. No model runs here ------------------
-# In: a Request, or the ids of a finished window. Out: the DenoiseWant that makes it, or its ids up to the end.
-# Callers: collect/diffusion.py, costs/estimate.py, adapters/lm_eval_diffusion.py.
+# ---- Texts out of a sampler's windows: how one is asked for, and where it ends --------------------------------------
 
 MOST_STEPS = 128  # of texts: one token a pass up to this many, then several
 
@@ -237,7 +252,7 @@ def text_want(request: Request, defaults: Mapping[str, Any]) -> DenoiseWant:
     `defaults` are the model's own settings, which those of the request (its generation_args) replace.
     """
     decoding = request.decoding
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "max_new_tokens": decoding.max_new_tokens,
         "steps": min(decoding.max_new_tokens, MOST_STEPS),
         "temperature": 0.0 if decoding.greedy else decoding.temperature,
@@ -246,8 +261,9 @@ def text_want(request: Request, defaults: Mapping[str, Any]) -> DenoiseWant:
     }
     sampler = dict(decoding.sampler)
     if "steps" in sampler:  # they are shared by all blocks
-        said.pop("steps_per_block", None)
-    return DenoiseWant(Prompt(request.prompt.ids), (), Denoising(**{**said, **sampler}))
+        settings.pop("steps_per_block", None)
+    settings |= sampler
+    return DenoiseWant(Prompt(request.prompt.ids), (), Denoising(**settings))
 
 
 def cut_after_end(ids: list[int], eos: Sequence[int]) -> list[int]:
@@ -256,4 +272,7 @@ def cut_after_end(ids: list[int], eos: Sequence[int]) -> list[int]:
     >>> cut_after_end([5, 2, 2], eos=[2])
     [5, 2]
     """
-    return next((ids[: i + 1] for i, token in enumerate(ids) if token in eos), ids)
+    for i, token in enumerate(ids):
+        if token in eos:
+            return ids[: i + 1]
+    return ids

@@ -50,11 +50,10 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class BoundAsk:
-    """One row of a forward: a target with some answer positions hidden, all or some of which are scored."""
+class BoundRow:
+    """One row of a forward: a target with some answer positions hidden, and those that are scored."""
 
-    target: int
-    draw: int  # -1: the whole answer is hidden; -2: nothing is
+    target: Target
     hidden: Array  # positions in the answer
     scored: Array  # positions in the answer
 
@@ -107,17 +106,20 @@ class BoundCollector:
             raise UserError(f"The likelihood bound needs at least 1 draw, got draws={draws}.")
         for group in self._groups(targets, lambda t: rows_needed(t, draws), done):
             masks = [draw_masks(t, draws, seed) for t in group]
-            asks: dict[tuple[int, bytes], BoundAsk] = {}  # draws that hide the same tokens are asked once
-            for i, own in enumerate(masks):
-                whole = np.arange(len(group[i].labels))
-                for j, hidden in ((-1, whole), *enumerate(own)):
-                    asks.setdefault((i, hidden.tobytes()), BoundAsk(i, j, hidden, hidden))
-            found = self._run(group, list(asks.values()))
-            of = {key: found[ask.target, ask.draw] for key, ask in asks.items()}
-            yield {
-                t.key: make_bound(masks[i], [of[i, m.tobytes()] for m in masks[i]], found[i, -1])
-                for i, t in enumerate(group)
-            }
+            rows: list[BoundRow] = []
+            place: dict[tuple[int, bytes], int] = {}  # draws that hide the same tokens share a row
+            for i, target in enumerate(group):
+                for hidden in (np.arange(len(target.labels)), *masks[i]):
+                    if (i, hidden.tobytes()) not in place:
+                        place[i, hidden.tobytes()] = len(rows)
+                        rows.append(BoundRow(target, hidden, hidden))
+            stats = self._run(rows)
+            out = {}
+            for i, target in enumerate(group):
+                drawn = [stats[place[i, mask.tobytes()]] for mask in masks[i]]
+                whole = stats[place[i, np.arange(len(target.labels)).tobytes()]]
+                out[target.key] = make_bound(masks[i], drawn, whole)
+            yield out
 
     def visible(self, targets: Sequence[Target], done: frozenset[str] = frozenset()) -> Iterator[dict[str, TokenStats]]:
         """Yields {target key: stats} from one forward on the whole visible text, each token scored at its own place.
@@ -127,8 +129,8 @@ class BoundCollector:
         """
         for group in self._groups(targets, lambda t: 1, done):
             nothing = np.zeros(0, np.int64)
-            found = self._run(group, [BoundAsk(i, -2, nothing, np.arange(len(t.labels))) for i, t in enumerate(group)])
-            yield {t.key: causal_stats(found[i, -2]) for i, t in enumerate(group)}
+            stats = self._run([BoundRow(t, nothing, np.arange(len(t.labels))) for t in group])
+            yield {t.key: causal_stats(own) for t, own in zip(group, stats, strict=True)}
 
     def _groups(
         self, targets: Sequence[Target], rows: Callable[[Target], int], done: frozenset[str]
@@ -149,63 +151,63 @@ class BoundCollector:
             yield ordered[at:end]
             at = end
 
-    def _run(self, targets: Sequence[Target], asks: Sequence[BoundAsk]) -> dict[tuple[int, int], dict[str, Array]]:
+    def _run(self, rows: Sequence[BoundRow]) -> list[dict[str, Array]]:
+        """The statistics of each row, in their order; forwards take the longest first."""
         limits = self.limits
-        left = sorted(asks, key=lambda a: -len(targets[a.target].ids))
-        out: dict[tuple[int, int], dict[str, Array]] = {}
+        left = sorted(range(len(rows)), key=lambda i: -len(rows[i].target.ids))
+        out: list[dict[str, Array]] = [{} for _ in rows]
         for attempt in Halving():
             if attempt.again:
                 limits = limits.halved()
                 self.cost.notes.append(f"out of memory: batch budget halved to {limits.tokens} tokens")
             with attempt:
                 while left:
-                    cells = limits.logit_cells // self.predictor.vocab
-                    size = 1 if self.predictor.alone else _fitting(targets, left, limits.tokens, cells)
+                    size = 1
+                    if not self.predictor.alone:
+                        width = len(rows[left[0]].target.ids)
+                        scored = np.cumsum([len(rows[i].scored) for i in left])
+                        positions = limits.logit_cells // self.predictor.vocab
+                        fitting = int(np.searchsorted(scored, positions, side="right"))
+                        size = max(1, min(len(left), limits.tokens // width, fitting))
                     attempt.size = size
-                    out |= self._forward(targets, left[:size])
+                    for i, stats in zip(left, self._forward([rows[i] for i in left[:size]]), strict=False):
+                        out[i] = stats
                     left = left[size:]
         return out
 
     @torch.inference_mode()
-    def _forward(self, targets: Sequence[Target], asks: Sequence[BoundAsk]) -> dict[tuple[int, int], dict[str, Array]]:
-        width = len(targets[asks[0].target].ids)
-        ids = np.full((len(asks), width), self.predictor.pad_id, np.int64)
-        keep = np.zeros((len(asks), width), bool)
+    def _forward(self, rows: Sequence[BoundRow]) -> list[dict[str, Array]]:
+        width = len(rows[0].target.ids)
+        ids = np.full((len(rows), width), self.predictor.pad_id, np.int64)
+        keep = np.zeros((len(rows), width), bool)
         where, labels = [], []
-        for r, ask in enumerate(asks):
-            target = targets[ask.target]
+        for r, row in enumerate(rows):
+            target = row.target
             n = len(target.ids)
             ids[r, :n] = target.ids
-            ids[r, target.start + ask.hidden] = self.predictor.mask_id
+            ids[r, target.start + row.hidden] = self.predictor.mask_id
             keep[r, :n] = True
             # The tokens asked about are hidden or shown by the draw alone.
             keep[r, [h for h in target.hidden if h < target.start]] = False
-            where.append(r * width + target.start + ask.scored)
-            labels.append(np.asarray(target.labels)[ask.scored])
+            where.append(r * width + target.start + row.scored)
+            labels.append(np.asarray(target.labels)[row.scored])
         device = self.predictor.device
         flat = send(np.concatenate(where), device)
         logits = self.predictor.logits(send(ids, device), send(keep, device), flat)
-        rows = torch.arange(len(flat), device=logits.device)
-        reduced = reduce_logits(logits, rows, send(np.concatenate(labels), logits.device))
+        every = torch.arange(len(flat), device=logits.device)
+        reduced = reduce_logits(logits, every, send(np.concatenate(labels), logits.device))
         self.cost.score_tokens += ids.size
         self.cost.score_forwards += 1
         cuts = np.cumsum([len(w) for w in where])[:-1]
         pieces = {name: np.split(reduced[name], cuts) for name in ARRAY_FIELDS}
-        return {(a.target, a.draw): {name: pieces[name][r] for name in ARRAY_FIELDS} for r, a in enumerate(asks)}
+        return [{name: pieces[name][r] for name in ARRAY_FIELDS} for r in range(len(rows))]
 
 
-def make_bound(masks: Sequence[Array], found: Sequence[dict[str, Array]], hidden: dict[str, Array]) -> Bound:
+def make_bound(masks: Sequence[Array], drawn: Sequence[dict[str, Array]], hidden: dict[str, Array]) -> Bound:
     """The tokens' shares, averaged over the draws, and how far the estimate may be off."""
     n = len(hidden["label"])
     shares = np.zeros((len(masks), n))
-    for j, (mask, one) in enumerate(zip(masks, found, strict=True)):
+    for j, (mask, one) in enumerate(zip(masks, drawn, strict=True)):
         shares[j, mask] = one["logprob"].astype(np.float64) * n / len(mask)
     stats = causal_stats({**hidden, "logprob": shares.mean(axis=0).astype(np.float32)})
     return Bound(stats, standard_error(shares.sum(axis=1)) / n, len(masks))
-
-
-def _fitting(targets: Sequence[Target], asks: Sequence[BoundAsk], tokens: int, positions: int) -> int:
-    """How many of the asks, longest first, one forward takes."""
-    width = len(targets[asks[0].target].ids)
-    scored = np.cumsum([len(a.scored) for a in asks])
-    return max(1, min(len(asks), tokens // width, int(np.searchsorted(scored, positions, side="right"))))

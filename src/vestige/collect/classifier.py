@@ -6,7 +6,6 @@ In: texts and the path of a classifier. Out: one probability per text. Caller: r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,10 @@ class Classifier:
     def run(self, wants: Sequence[ClassifierWant]) -> Iterator[dict[str, float]]:
         """Yields {want key: class probability}, batches of like length together."""
         order = sorted(wants, key=lambda w: (w.max_length, len(w.text)))
-        for batch in _batches(order):
+        while order:
+            # Texts cut at different lengths never share a batch.
+            batch = [w for w in order[:BATCH] if w.max_length == order[0].max_length]
+            order = order[len(batch) :]
             inputs = self.tokenizer(
                 [w.text for w in batch], return_tensors="pt", padding=True, truncation=True,
                 max_length=batch[0].max_length,
@@ -54,12 +56,6 @@ class Classifier:
             if any(not 0 <= w.class_id < classes for w in batch):
                 raise UserError(f"class_id must lie in 0..{classes - 1} for this classifier.")
             yield {w.key: float(probabilities[i, w.class_id]) for i, w in enumerate(batch)}
-
-
-def _batches(order: Sequence[ClassifierWant]) -> Iterator[list[ClassifierWant]]:
-    for _, group in groupby(order, key=lambda w: w.max_length):  # texts cut at different lengths never share a batch
-        same = list(group)
-        yield from (same[i : i + BATCH] for i in range(0, len(same), BATCH))
 
 
 def _unreadable(path: str, why: str) -> UserError:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -30,8 +30,10 @@ from vestige.collect.reduce import token_logprobs
 from vestige.collect.safety import Halving, allowed, batch_noise, check_fit, check_tokens, exact
 from vestige.collect.tree import PackedRow, Tree, build_tree, split_rows
 from vestige.errors import UserError, named, out_of_memory, reraise_ours
+from vestige.models.args import text_config
 from vestige.models.attention import additive, attending, send, without_copies
 from vestige.numeric import distances
+from vestige.packed_ids import common_prefix
 from vestige.types import Array, Target
 
 TokenIds = tuple[int, ...]
@@ -77,7 +79,7 @@ class CrossScorer:
         self.vocab = int(model.get_input_embeddings().num_embeddings)
         self.temperature = temperature
         on_gpu = model.device.type == "cuda"
-        limits = default_limits(self.vocab, on_gpu, row_tokens or (None if on_gpu else CPU_ROW))
+        limits = default_limits(on_gpu, row_tokens or (None if on_gpu else CPU_ROW))
         # Nearly every token of a row is scored here, so the budget of logits limits the row, not only the batch.
         self.row_tokens = max(1, min(limits.tokens, limits.logit_cells // self.vocab))
         self.rows_together = rows_together  # at most so many reasonings in one packed row
@@ -92,25 +94,22 @@ class CrossScorer:
         # this one. Sets: a collapsed policy repeats itself, and a group of rollouts has one prompt.
         xs = sorted(set(prompts))
         zs = sorted(set(reasonings))
-        cells = self._cells(xs, zs)
-        at_x, at_z = {x: i for i, x in enumerate(xs)}, {z: i for i, z in enumerate(zs)}
-        columns = np.asarray([at_x[x] for x in prompts])
-        return CrossLogProbs(tuple(cells[at_z[z]][columns] for z in reasonings))
-
-    def check(self, prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> None:
-        """Refuses what the model cannot read, before anything is scored."""
-        _check(prompts, reasonings)
-        check_fit(self.model, max(map(len, prompts)) + max(map(len, reasonings)) - 1, "A prompt with a reasoning")
-        check_tokens(self.model, (*prompts, *reasonings))
-
-    def _cells(self, xs: Sequence[TokenIds], zs: Sequence[TokenIds]) -> list[Array]:
         try:
             columns = dict(self.columns(xs, zs))
         except Exception as error:  # whatever a foreign architecture does with a cache, the plain way is there
             reraise_ours(error)
             self.fall_back(error)
             columns = dict(self.columns(xs, zs))
-        return [np.stack([columns[j][i] for j in range(len(xs))]) for i in range(len(zs))]
+        cells = {z: np.stack([columns[j][i] for j in range(len(xs))]) for i, z in enumerate(zs)}
+        place = {x: j for j, x in enumerate(xs)}
+        wanted = np.asarray([place[x] for x in prompts])
+        return CrossLogProbs(tuple(cells[z][wanted] for z in reasonings))
+
+    def check(self, prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> None:
+        """Refuses what the model cannot read, before anything is scored."""
+        _refuse_empty(prompts, reasonings)
+        check_fit(self.model, max(map(len, prompts)) + max(map(len, reasonings)) - 1, "A prompt with a reasoning")
+        check_tokens(self.model, (*prompts, *reasonings))
 
     def fall_back(self, error: Exception) -> None:
         """From now on one sequence per pair, where the shared way was at fault; other errors are raised again."""
@@ -139,7 +138,7 @@ class CrossScorer:
         if self.rows_together is not None:
             limit = min(limit, self.rows_together * max(map(len, zs)))
         forest = Forest(zs, limit)
-        cache = PromptCache(layers_of(self.model))
+        cache = PromptCache(int(text_config(self.model.config).num_hidden_layers))
         # Column by column, since only one prompt's keys are in memory. Cells are checked as soon as their column is
         # there: a model that this does not fit should not first score a whole matrix.
         last = max((j for j in range(len(xs)) if j not in done), default=-1)
@@ -167,22 +166,17 @@ class CrossScorer:
                 # Without the prompt's last token: that is the root of the tree, because its logits predict the first
                 # token of every reasoning, and a cached token has no logits any more.
                 self.cost.score_tokens += read_prompt(self.model, cache, x[:-1])
-                column = self._rows(cache, x, forest)
+                column = [np.zeros(0)] * len(forest.tree.labels)  # every reasoning is in one part, so all are filled
+                tree = forest.under(x[-1])
+                for part in forest.parts:
+                    logits = continue_prompt(self.model, cache, tree, part.row, part.plan, part.scored)
+                    where, label = send(torch.stack([part.where, part.label]), logits.device)
+                    logprob = token_logprobs(logits, where, label, self.temperature).cpu().numpy()
+                    for i, values in zip(part.members, np.split(logprob, part.cuts), strict=True):
+                        column[i] = values
+                    self.cost.score_tokens += len(part.row.nodes)
+                    self.cost.score_forwards += 1
         return column
-
-    def _rows(self, cache: PromptCache, x: TokenIds, forest: Forest) -> list[Array]:
-        out: list[Array] = [np.zeros(0)] * len(forest.tree.labels)  # every reasoning is in one part, so all are filled
-        tree = forest.tree.under(x[-1])
-        for part in forest.parts:
-            logits = continue_prompt(self.model, cache, tree, part.row, part.plan, part.scored)
-            device = logits.device
-            where, label = send(torch.stack([part.where, part.label]), device)
-            lp = token_logprobs(logits, where, label, self.temperature)
-            for i, values in zip(part.members, np.split(lp.cpu().numpy(), part.cuts), strict=True):
-                out[i] = values
-            self.cost.score_tokens += len(part.row.nodes)
-            self.cost.score_forwards += 1
-        return out
 
     def _verify(self, x: TokenIds, z: TokenIds, fast: Array) -> None:
         z = z[:CHECKED_TOKENS]
@@ -209,8 +203,8 @@ class CrossScorer:
         self.cost.score_forwards += 1
         label = send(torch.tensor(z), logits.device)
         where = torch.arange(len(z), device=logits.device)
-        found: Array = token_logprobs(logits, where, label, self.temperature).cpu().numpy()
-        return found
+        logprobs: Array = token_logprobs(logits, where, label, self.temperature).cpu().numpy()
+        return logprobs
 
 
 def pairwise_scorer(log_prob_fn: PairLogProbs, micro_batch_size: int = 128) -> Callable[..., CrossLogProbs]:
@@ -221,27 +215,26 @@ def pairwise_scorer(log_prob_fn: PairLogProbs, micro_batch_size: int = 128) -> C
     """
 
     def score(prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> CrossLogProbs:
-        _check(prompts, reasonings)
+        _refuse_empty(prompts, reasonings)
         pairs = list(dict.fromkeys((x, z) for z in reasonings for x in prompts))
-        found: dict[tuple[TokenIds, TokenIds], Array] = {}
+        logprobs: dict[tuple[TokenIds, TokenIds], Array] = {}
         for start in range(0, len(pairs), micro_batch_size):
             chunk = pairs[start : start + micro_batch_size]
             answers = log_prob_fn([x for x, _ in chunk], [z for _, z in chunk])
-            for pair, values in zip(chunk, answers, strict=True):
-                found[pair] = _row(values, len(pair[1]))
-        return CrossLogProbs(tuple(np.stack([found[x, z] for x in prompts]) for z in reasonings))
+            for (x, z), values in zip(chunk, answers, strict=True):
+                on_host = values.detach().cpu() if isinstance(values, torch.Tensor) else values
+                row = np.asarray(on_host, float).reshape(-1)
+                if len(row) < len(z):
+                    raise UserError(
+                        f"log_prob_fn returned {len(row)} log-probabilities for a reasoning of {len(z)} tokens."
+                    )
+                logprobs[x, z] = row[: len(z)]
+        return CrossLogProbs(tuple(np.stack([logprobs[x, z] for x in prompts]) for z in reasonings))
 
     return score
 
 
-def _row(values: Any, count: int) -> Array:
-    row = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, float).reshape(-1)
-    if len(row) < count:
-        raise UserError(f"log_prob_fn returned {len(row)} log-probabilities for a reasoning of {count} tokens.")
-    return row[:count]
-
-
-def _check(prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> None:
+def _refuse_empty(prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> None:
     if not prompts or not reasonings:
         raise UserError("A cross matrix needs at least one prompt and one reasoning.")
     if not all(prompts):
@@ -254,47 +247,15 @@ def _cells_to_check(xs: Sequence[TokenIds], zs: Sequence[TokenIds]) -> dict[int,
     """prompt -> reasonings scored twice: the longest pair (a window shows beyond its width), and the pair that shares
     most with its neighbours (a wrong mask or position shows there). Of equally long ones, the one that shares most, so
     that one pair will often do for both."""
-    shared_x, shared_z = _shared_with_previous(xs), _shared_with_previous(zs)
-    longest = (_argmax(zip(map(len, xs), shared_x, strict=True)), _argmax(zip(map(len, zs), shared_z, strict=True)))
-    closest = (_argmax(zip(shared_x, map(len, xs), strict=True)), _argmax(zip(shared_z, map(len, zs), strict=True)))
+    longest, closest = [], []
+    for ids in (xs, zs):
+        shared = [0, *(common_prefix(a, b) for a, b in pairwise(ids))]  # with the one before it: they are sorted
+        longest.append(max(range(len(ids)), key=lambda i: (len(ids[i]), shared[i])))
+        closest.append(max(range(len(ids)), key=lambda i: (shared[i], len(ids[i]))))
     out: dict[int, set[int]] = {}
     for j, i in (longest, closest):
         out.setdefault(j, set()).add(i)
     return out
-
-
-def _shared_with_previous(sorted_ids: Sequence[TokenIds]) -> list[int]:
-    """How many tokens each shares with the one before it."""
-    later = [
-        next((n for n, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), min(len(a), len(b)))
-        for a, b in pairwise(sorted_ids)
-    ]
-    return [0, *later]
-
-
-def _argmax(values: Iterable[tuple[int, int]]) -> int:
-    found = list(values)
-    return max(range(len(found)), key=found.__getitem__)
-
-
-@dataclass(frozen=True)
-class _Trunk:
-    """The reasonings' tree below a root that stands for the prompt's last token.
-
-    Its shape is that of the reasonings alone, so it is built and cut once, and only the root's token changes by prompt.
-    """
-
-    tree: Tree
-
-    @property
-    def labels(self) -> Sequence[Array]:
-        return self.tree.labels
-
-    def under(self, last: int) -> Tree:
-        """The tree with that root: its logits predict every reasoning's first token."""
-        token = self.tree.token.copy()
-        token[0] = last
-        return Tree(token, self.tree.hidden, self.tree.parent, self.tree.depth, self.tree.predictors, self.tree.labels)
 
 
 @dataclass(frozen=True)
@@ -305,17 +266,26 @@ class CrossPart:
     plan: list[PromptStretch]
     scored: list[int]
     members: list[int]
-    where: torch.Tensor
+    where: torch.Tensor  # a shared position has one row of logits and several labels: which row each label reads
     label: torch.Tensor
     cuts: list[int]
 
 
 class Forest:
-    """All reasonings as packed rows; the same for every prompt."""
+    """All reasonings as packed rows below a root that stands for the prompt's last token; the same for every prompt.
+
+    Its shape is that of the reasonings alone, so it is built and cut once, and only the root's token changes by prompt.
+    """
 
     def __init__(self, zs: Sequence[TokenIds], limit: int) -> None:
-        self.tree = _Trunk(build_tree([Target((0, *z), 1) for z in zs]))  # 0: any token, `under` replaces it
+        self.tree = build_tree([Target((0, *z), 1) for z in zs])  # 0: any token, `under` replaces it
         self.cut(limit)
+
+    def under(self, last: int) -> Tree:
+        """The tree below a prompt's last token: its logits predict every reasoning's first token."""
+        token = self.tree.token.copy()
+        token[0] = last
+        return replace(self.tree, token=token)
 
     @property
     def single(self) -> bool:
@@ -324,7 +294,7 @@ class Forest:
 
     def cut(self, limit: int) -> None:
         self.limit = limit
-        tree = self.tree.tree
+        tree = self.tree
         rows = split_rows(tree, limit)
         # As in tree.pack: any row that holds the last node of a path holds the path, and the first such row is taken.
         home = np.full(len(tree), -1)
@@ -333,27 +303,23 @@ class Forest:
         members: list[list[int]] = [[] for _ in rows]
         for i, nodes in enumerate(tree.predictors):
             members[int(home[nodes[-1]])].append(i)
-        self.parts = [_part(tree, row, own) for row, own in zip(rows, members, strict=True) if own]
-
-
-def _part(tree: Tree, row: PackedRow, members: list[int]) -> CrossPart:
-    place = {int(node): n for n, node in enumerate(row.nodes)}
-    wanted = [np.asarray([place[int(node)] for node in tree.predictors[i]]) for i in members]
-    # A shared position has one row of logits and several labels: `where` says which row each label reads.
-    scored = np.unique(np.concatenate(wanted))
-    where = torch.from_numpy(np.searchsorted(scored, np.concatenate(wanted)))
-    label = torch.from_numpy(np.concatenate([tree.labels[i] for i in members]).astype(np.int64))
-    cuts = np.cumsum([len(w) for w in wanted])[:-1].tolist()
-    return CrossPart(row, stretches(row), scored.tolist(), members, where, label, cuts)
+        self.parts = []
+        for row, own in zip(rows, members, strict=True):
+            if not own:
+                continue
+            place = {int(node): n for n, node in enumerate(row.nodes)}
+            wanted = [np.asarray([place[int(node)] for node in tree.predictors[i]]) for i in own]
+            scored = np.unique(np.concatenate(wanted))
+            where = torch.from_numpy(np.searchsorted(scored, np.concatenate(wanted)))
+            label = torch.from_numpy(np.concatenate([tree.labels[i] for i in own]).astype(np.int64))
+            cuts = np.cumsum([len(w) for w in wanted])[:-1].tolist()
+            self.parts.append(CrossPart(row, stretches(row), scored.tolist(), own, where, label, cuts))
 
 
 # ---- One prompt read once, then many continuations of it as one packed row that looks back at its keys --------------
 # The keys and values of the prompt stand in a cache of one row. The continuations form a prefix tree, laid out depth
 # first as in tree.py; every token looks at the whole prompt and at its own ancestors. Nothing is copied per
 # continuation, and the next prompt keeps what it shares with this one.
-#
-# In: a prompt and the tree of its continuations. Out: TokenStats per continuation. Caller: collect/cross.py, which
-# asks many reasonings below each of many prompts.
 
 SHORT = STRETCH // 2  # a stretch shorter than this costs more in calls than it saves in keys
 
@@ -397,16 +363,10 @@ class PromptCache(Cache):
                 layer.keys, layer.values = layer.keys[..., :count, :], layer.values[..., :count, :]
 
 
-def layers_of(model: Any) -> int:
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    return int(config.num_hidden_layers)
-
-
 @torch.inference_mode()
 def read_prompt(model: Any, cache: PromptCache, ids: Sequence[int]) -> int:
     """Makes the cache hold `ids`; what it holds of them already is not pushed again. Returns the tokens pushed."""
-    same = zip(cache.ids, ids, strict=False)
-    shared = next((i for i, (a, b) in enumerate(same) if a != b), min(len(cache.ids), len(ids)))
+    shared = common_prefix(cache.ids, ids)
     cache.keep(shared)
     new = list(ids[shared:])
     if new:
@@ -451,9 +411,7 @@ def stretches(row: PackedRow) -> list[PromptStretch]:
 
 def _fills(before: Array, keys: Array) -> tuple[tuple[int, int, int], ...]:
     """What must be copied to have `keys` where the last stretch had its own: all after what both begin with."""
-    n = min(len(before), len(keys))
-    differ = np.flatnonzero(before[:n] != keys[:n])
-    at = int(differ[0]) if len(differ) else n
+    at = common_prefix(before, keys)
     out = []
     for run in np.split(keys[at:], np.flatnonzero(np.diff(keys[at:]) != 1) + 1):
         if len(run):
@@ -486,20 +444,16 @@ def continue_prompt(
     ids, depth, end = send(np.stack([tree.token[row.nodes], tree.depth[row.nodes], row.end]), model.device)
     # As in forward.py: a CPU gains by leaving masked cells out, a GPU prefers one large kernel.
     skipping = model.device.type == "cpu" and model.config._attn_implementation == "sdpa"
+    if skipping:  # attention goes by stretches and reads nothing but the mask's shape
+        mask = torch.zeros((), dtype=model.dtype).expand(1, 1, width, before + width)
+    else:
+        row_mask = tree_mask(end[None], torch.zeros_like(end, dtype=torch.bool)[None])
+        mask = additive(torch.nn.functional.pad(row_mask, (before, 0), value=True), model.dtype)
     with attending(lambda whole: _attend(whole, plan, before, width)) if skipping else nullcontext():
         return logits_at(
             model, torch.tensor(scored), input_ids=ids[None], position_ids=(depth + before)[None],
-            past_key_values=cache, use_cache=True, attention_mask=_mask(end, before, model, skipping),
+            past_key_values=cache, use_cache=True, attention_mask=mask,
         )  # fmt: skip
-
-
-def _mask(end: torch.Tensor, before: int, model: Any, skipping: bool) -> torch.Tensor:
-    """The whole additive mask; only its shape when attention goes by stretches and never reads it."""
-    width = len(end)
-    if skipping:
-        return torch.zeros((), dtype=model.dtype).expand(1, 1, width, before + width)
-    row = tree_mask(end[None], torch.zeros_like(end, dtype=torch.bool)[None])
-    return additive(torch.nn.functional.pad(row, (before, 0), value=True), model.dtype)
 
 
 class _NoGroups:
@@ -512,7 +466,7 @@ def _attend(whole: Callable[..., Any], plan: Sequence[PromptStretch], before: in
     """The library's attention over each stretch's own keys.
 
     The prompt's keys stand at the front of one buffer; a stretch's keys follow them, and only those that the stretch
-    before it did not have are copied. Query heads that share a key head are laid behind one another as more queries of
+    before it did not have are copied. Query heads that share a key head are laid one after another as more queries of
     that head: the library would copy the keys for each of them instead.
     """
     masks: list[torch.Tensor] = []  # made in the first layer
@@ -520,9 +474,13 @@ def _attend(whole: Callable[..., Any], plan: Sequence[PromptStretch], before: in
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
         if query.shape[2] != width or key.shape[2] != before + width or options.get("position_bias") is not None:
             raise ValueError("attention of another kind than a packed row needs")  # the plain way is taken then
-        heads, kept, size = query.shape[1], key.shape[1], query.shape[3]
+        heads, key_heads, size = query.shape[1], key.shape[1], query.shape[3]
+        sharers = heads // key_heads  # query heads that share one key head
         if not masks:
-            masks.extend(_stretch_mask(s, before, heads // kept, query.dtype) for s in plan)
+            for s in plan:  # all of the prompt and some of the row, once for each query head that shares the keys
+                free = torch.ones((s.last - s.first, before), dtype=torch.bool)
+                mask = additive(torch.cat([free, s.allowed], dim=1)[None], query.dtype)
+                masks.append(mask.repeat(1, 1, sharers, 1))
         most = before + max(len(s.keys) for s in plan)
         buffers = [(t, torch.empty_like(t[:, :, :most])) for t in (key, value)]
         for source, buffer in buffers:
@@ -532,17 +490,11 @@ def _attend(whole: Callable[..., Any], plan: Sequence[PromptStretch], before: in
             for source, buffer in buffers:
                 for at, start, count in s.fills:
                     buffer.narrow(2, before + at, count).copy_(source.narrow(2, before + start, count))
-            few = [buffer.narrow(2, 0, before + len(s.keys)) for _, buffer in buffers]
-            some = query[0, :, s.first : s.last].reshape(1, kept, -1, size)
-            done = whole(_NoGroups(), some, *few, mask, **options)[0]  # (1, sharers x queries, kept, size)
-            done = done.view(heads // kept, s.last - s.first, kept, -1).permute(1, 2, 0, 3)
+            stretch_keys = [buffer.narrow(2, 0, before + len(s.keys)) for _, buffer in buffers]
+            queries = query[0, :, s.first : s.last].reshape(1, key_heads, -1, size)
+            done = whole(_NoGroups(), queries, *stretch_keys, mask, **options)[0]  # (1, sharers x queries, kept, size)
+            done = done.view(sharers, s.last - s.first, key_heads, -1).permute(1, 2, 0, 3)
             parts.append(done.reshape(1, s.last - s.first, heads, -1))
         return torch.cat(parts, dim=1), None
 
     return attend
-
-
-def _stretch_mask(s: PromptStretch, before: int, sharers: int, dtype: torch.dtype) -> torch.Tensor:
-    """All of the prompt and some of the row, once for each query head that shares the keys."""
-    free = torch.ones((s.last - s.first, before), dtype=torch.bool)
-    return additive(torch.cat([free, s.allowed], dim=1)[None], dtype).repeat(1, 1, sharers, 1)

@@ -39,64 +39,62 @@ CANVAS_COPIES = 6
 
 
 @dataclass
-class Planes:
-    """The flat results of a batch's passes, put in their places at the end."""
+class PassRecorder:
+    """Reduces each forward pass of a batch; the flat results are put in their places at the end."""
 
     labels: Array  # (samples, streams, positions)
-    parts: list[dict[str, Array]] = field(default_factory=list)
-    scored: list[dict[str, Array]] = field(default_factory=list)
+    parts: list[dict[str, Array]] = field(default_factory=list)  # one entry for each position looked at
+    scored: list[dict[str, Array]] = field(default_factory=list)  # one entry for each of its labels
 
-    def __call__(self, step: Pass) -> None:
-        """A recorder: one forward pass, reduced."""
-        device = step.logits.device
-        n = len(step.sample)
-        at = {k: getattr(step, k).numpy() for k in ("sample", "number", "position")}
-        asked = self.labels[at["sample"], :, at["position"]]  # (n, streams)
-        where, stream = np.nonzero(asked != IGNORE)
+    def record(self, step: Pass) -> None:
+        count = len(step.sample)
+        place = {name: getattr(step, name).numpy() for name in ("sample", "number", "position")}
+        wanted = self.labels[place["sample"], :, place["position"]]  # (n, streams)
+        where, stream = np.nonzero(wanted != IGNORE)
         # Every position once for its own statistics (whatever the label), then once for each label it is asked for.
-        rows = np.concatenate([np.arange(n), where])
-        tokens = np.concatenate([np.zeros(n, np.int64), asked[where, stream]])
-        both = send(np.stack([rows, tokens]), device)
-        found = reduce_logits(step.logits, both[0], both[1])
+        rows = np.concatenate([np.arange(count), where])
+        tokens = np.concatenate([np.zeros(count, np.int64), wanted[where, stream]])
+        pairs = send(np.stack([rows, tokens]), step.logits.device)
+        reduced = reduce_logits(step.logits, pairs[0], pairs[1])
+        part = {**place, "proposal": step.proposal.numpy()}
+        for name in ("top1", *FLOATS):
+            part[name] = reduced[name][:count]
         if step.accepted is not None:  # else both follow from when each token was decided
-            at |= {"canvas": step.canvas.numpy(), "accepted": step.accepted.numpy()}
-        self.parts.append({**at, "proposal": step.proposal.numpy(), **{k: found[k][:n] for k in ("top1", *FLOATS)}})
-        self.scored.append({**{k: v[where] for k, v in at.items()}, "stream": stream, "logprob": found["logprob"][n:]})
+            part |= {"canvas": step.canvas.numpy(), "accepted": step.accepted.numpy()}
+        scored = {name: values[where] for name, values in place.items()}
+        self.parts.append(part)
+        self.scored.append({**scored, "stream": stream, "logprob": reduced["logprob"][count:]})
 
     def traces(self, sampled: Sequence[Sampled], mask_id: int) -> list[Trace]:
         if not self.parts:
             raise UserError("The sampler did not report any pass (No logits_history returned); ask for steps >= 1.")
         flat = {k: np.concatenate([p[k] for p in self.parts]) for k in self.parts[0]}
         scored = {k: np.concatenate([p[k] for p in self.scored]) for k in self.scored[0]}
-        return [self._trace(i, one, flat, scored, mask_id) for i, one in enumerate(sampled)]
-
-    def _trace(
-        self, i: int, one: Sampled, flat: Mapping[str, Array], scored: Mapping[str, Array], mask_id: int
-    ) -> Trace:
-        shape = (one.passes, len(one.final))
-        own = flat["sample"] == i
-        place = (flat["number"][own], flat["position"][own])
-        seen = np.zeros(shape, bool)
-        seen[place] = True
-        planes = {}
-        for name in (*TOKENS, *FLOATS):
-            planes[name] = np.full(shape, -1, np.int32) if name in TOKENS else np.full(shape, np.nan, np.float32)
-            planes[name][place] = flat[name][own]
-        own = scored["sample"] == i
-        logprob = np.full((self.labels.shape[1], *shape), np.nan, np.float32)
-        logprob[scored["stream"][own], scored["number"][own], scored["position"][own]] = scored["logprob"][own]
-        nearest = nearest_pass(seen)
-        columns = np.arange(shape[1])
-        stood = standing(np.array(one.final), np.array(one.fixed), one.passes, mask_id)
-        if "accepted" in flat:
+        out = []
+        for i, window in enumerate(sampled):
+            shape = (window.passes, len(window.final))
+            columns = np.arange(shape[1])
             own = flat["sample"] == i
-            stood |= recorded(np.array(one.final), seen, place, flat["canvas"][own], flat["accepted"][own])
-        return Trace(
-            **stood,
-            **{name: plane[nearest, columns] for name, plane in planes.items()},
-            labels=self.labels[i].astype(np.int32),
-            logprob=logprob[:, nearest, columns],
-        )
+            place = (flat["number"][own], flat["position"][own])
+            seen = np.zeros(shape, bool)
+            seen[place] = True
+            nearest = nearest_pass(seen)  # where a pass did not look at a position, the nearest that did
+            planes = {}
+            for name in (*TOKENS, *FLOATS):
+                plane = np.full(shape, -1, np.int32) if name in TOKENS else np.full(shape, np.nan, np.float32)
+                plane[place] = flat[name][own]
+                planes[name] = plane[nearest, columns]
+            final = np.array(window.final)
+            planes |= canvas_from_decisions(final, np.array(window.fixed), window.passes, mask_id)
+            if "accepted" in flat:
+                planes |= canvas_from_passes(final, seen, place, flat["canvas"][own], flat["accepted"][own])
+
+            own = scored["sample"] == i
+            logprob = np.full((self.labels.shape[1], *shape), np.nan, np.float32)
+            logprob[scored["stream"][own], scored["number"][own], scored["position"][own]] = scored["logprob"][own]
+            labels = self.labels[i].astype(np.int32)
+            out.append(Trace(**planes, labels=labels, logprob=logprob[:, nearest, columns]))
+        return out
 
 
 def nearest_pass(seen: Array) -> Array:
@@ -111,7 +109,7 @@ def nearest_pass(seen: Array) -> Array:
     return np.where(seen.any(axis=0), np.clip(passes, first, last), passes)
 
 
-def standing(final: Array, fixed: Array, passes: int, mask_id: int) -> dict[str, Array]:
+def canvas_from_decisions(final: Array, fixed: Array, passes: int, mask_id: int) -> dict[str, Array]:
     """The canvas before each pass, which follows from when each token was decided: none is ever overwritten."""
     decided = (fixed[None, :] >= 0) & (fixed[None, :] < np.arange(passes)[:, None])
     return {
@@ -122,7 +120,9 @@ def standing(final: Array, fixed: Array, passes: int, mask_id: int) -> dict[str,
     }
 
 
-def recorded(final: Array, seen: Array, place: tuple[Array, Array], tokens: Array, accepted: Array) -> dict[str, Array]:
+def canvas_from_passes(
+    final: Array, seen: Array, place: tuple[Array, Array], tokens: Array, accepted: Array
+) -> dict[str, Array]:
     """The same from what each pass noted, where decisions can be taken back.
 
     Before its block a position holds no token (-1); after it the text does, accepted or not as its last pass said.
@@ -178,6 +178,8 @@ class DenoiseCollector:
             check_fit(self.predictor.model, width, "A prompt with its window", "ask for fewer max_new_tokens")
         check_tokens(self.predictor.model, (w.prompt.ids for w in left))
         verify_padding(self.predictor, [w.prompt.ids for w in left], self.limits.tokens, self.cost)
+        canvas = self.predictor.canvas if isinstance(self.predictor, CanvasPredictor) else 0
+        most = 1 if self.predictor.alone else None  # `alone` is known by now
         limits, finished = self.limits, set[str]()
         for attempt in Halving():
             if attempt.again:
@@ -187,35 +189,26 @@ class DenoiseCollector:
             with attempt:
                 attempt.size = limits.tokens
                 planned(len(left))
-                for batch in batches(left, limits, self.predictor.vocab, self._canvas, self._most):
+                for batch in batches(left, limits, self.predictor.vocab, canvas, most):
                     result = self._collect(batch)
                     finished.update(result)
                     yield result
-
-    @property
-    def _canvas(self) -> int:
-        """How many tokens a canvas has; 0: the model fills masks."""
-        return self.predictor.canvas if isinstance(self.predictor, CanvasPredictor) else 0
-
-    @property
-    def _most(self) -> int | None:
-        """How many prompts a batch may have; None: as many as fit."""
-        return 1 if self.predictor.alone else None
 
     def _collect(self, batch: Sequence[DenoiseWant]) -> dict[str, Trace]:
         predictor, denoising = self.predictor, batch[0].denoising
         tokens, forwards = predictor.tokens, predictor.forwards
         streams = [w.streams for w in batch]
-        planes = Planes(label_table(streams, denoising.max_new_tokens, predictor.vocab))
+        recorder = PassRecorder(label_table(streams, denoising.max_new_tokens, predictor.vocab))
         with without_copies(predictor.model):
-            sampled = sample(predictor, [w.prompt for w in batch], streams, denoising, planes)
-        traces = planes.traces(sampled, predictor.mask_id)
+            sampled = sample(predictor, [w.prompt for w in batch], streams, denoising, recorder.record)
+        traces = recorder.traces(sampled, predictor.mask_id)
         self.cost.denoise_tokens += predictor.tokens - tokens
         self.cost.denoise_forwards += predictor.forwards - forwards
-        return {
-            w.key: replace(t, labels=t.labels[: len(w.streams)], logprob=t.logprob[: len(w.streams)])
-            for w, t in zip(batch, traces, strict=True)
-        }
+        out = {}
+        for want, trace in zip(batch, traces, strict=True):
+            count = len(want.streams)  # others of the batch may have more
+            out[want.key] = replace(trace, labels=trace.labels[:count], logprob=trace.logprob[:count])
+        return out
 
 
 def batches(
@@ -232,7 +225,9 @@ def batches(
         at = 0
         while at < len(group):
             width = canvas_width(len(group[at].prompt.ids), denoising, canvas)
-            size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells, most or len(group)))
+            size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells))
+            if most is not None:
+                size = min(size, most)
             if denoising.noise == "generate":  # its random numbers belong to a batch; alone, they belong to a prompt
                 size = 1
             yield group[at : at + size]
@@ -258,17 +253,17 @@ def trace_from_logits(
     final: Sequence[int] | Array | None = None,
     mask_id: int = -1,
 ) -> Trace:
-    """A trace of logits somebody else recorded (`logits_source: external`), one window.
+    """A trace of logits that another program recorded (`logits_source: external`), one window.
 
     `layout` names the axes of `logits`: vocabulary V, window position L, pass S. `fixed` says for each position the
     pass that decided it (-1: never). Without `final` the tokens are what the deciding pass thought most likely.
     """
     if layout not in LAYOUTS:
         raise UserError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
-    given = torch.as_tensor(logits)
-    if given.ndim != 3:
-        raise UserError(f"Recorded logits must have three axes ({layout}) for one window, got {tuple(given.shape)}.")
-    cube = given.permute(*LAYOUTS[layout])
+    tensor = torch.as_tensor(logits)
+    if tensor.ndim != 3:
+        raise UserError(f"Recorded logits must have three axes ({layout}) for one window, got {tuple(tensor.shape)}.")
+    cube = tensor.permute(*LAYOUTS[layout])
     passes, length, vocab = cube.shape
     if not passes:
         raise UserError("logits_history cannot be empty: the recorded logits have no pass.")
@@ -277,17 +272,17 @@ def trace_from_logits(
         raise UserError(f"fixation_steps must have one entry for each of the {length} positions, got {when.shape}.")
     if (when < -1).any() or (when >= passes).any():
         raise UserError(f"fixation_steps must lie in 0..{passes - 1}, or be -1 for never, got {when.tolist()}.")
-    planes = Planes(label_table([labels], length, vocab))
+    recorder = PassRecorder(label_table([labels], length, vocab))
     position = torch.arange(length)
     for s in range(passes):
         first = cube[s].argmax(dim=-1).cpu()
         zero = torch.zeros_like(position)
-        planes(Pass(zero, zero + s, position, cube[s], zero, first))
+        recorder.record(Pass(zero, zero + s, position, cube[s], zero, first))
     if final is None:
-        tops = np.stack([p["top1"] for p in planes.parts])
+        tops = np.stack([p["top1"] for p in recorder.parts])
         final = np.where(when >= 0, tops[np.maximum(when, 0), np.arange(length)], mask_id)
     tokens = tuple(int(t) for t in final)
-    return planes.traces([Sampled(tokens, tuple(int(s) for s in when), passes, (0, length))], mask_id)[0]
+    return recorder.traces([Sampled(tokens, tuple(int(s) for s in when), passes, (0, length))], mask_id)[0]
 
 
 def read_tensors(path: str | Path) -> dict[str, Any]:
@@ -305,11 +300,11 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
             return dict(load_file(str(path)))
         check_zip(path)
         if path.suffix in (".npy", ".npz"):
-            found = np.load(path, allow_pickle=False)
-            return {"logits": found} if isinstance(found, np.ndarray) else dict(found)
+            content = np.load(path, allow_pickle=False)
+            return {"logits": content} if isinstance(content, np.ndarray) else dict(content)
         if path.suffix == ".pt":
-            found = torch.load(path, map_location="cpu", weights_only=True)
-            return dict(found) if isinstance(found, dict) else {"logits": found}
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            return dict(content) if isinstance(content, dict) else {"logits": content}
     except Exception as error:  # of a broken file: every reader (torch, numpy, safetensors, zipfile) has its own
         reraise_ours(error, "torch", "numpy", "zipfile")
         words = str(error).splitlines()
@@ -320,11 +315,8 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
 
 
 # ---- Whole logits of single windows, for metrics that are handed a step of a denoising path as a model --------------
-# Everything else reads reductions (collect/denoise.py). Here the path is walked once more, one prompt at a time;
+# Everything else reads reductions (collect/denoise.py). Here the path is sampled once more, one prompt at a time;
 # windows are kept as long as there is room, and the others are made each time they are asked for.
-#
-# In: a mask predictor and what a trajectory asked of it. Out: the logits of one window at one step. Callers:
-# engine/evaluator_session.py and adapters/step_model.py, for metrics in code.
 
 ROOM = 2 << 30  # bytes of logits kept; 30 windows of 64 tokens, 32 passes and 8,000 words
 
@@ -335,7 +327,7 @@ class Window:
 
     logits: torch.Tensor  # (passes, positions, vocabulary)
     nearest: Array  # (passes, positions)
-    final: tuple[int, ...]  # the text it ended in; empty: recorded by somebody else
+    final: tuple[int, ...]  # the text it ended in; empty: recorded by another program
 
     def at(self, passes: Array, positions: Array) -> torch.Tensor:
         """The logits (n, vocabulary) of some positions, each in its own pass."""
@@ -343,13 +335,13 @@ class Window:
 
 
 class Windows:
-    """The windows of a run's wants. `predictor` is asked for only when a path must be walked."""
+    """The windows of a run's wants. `predictor` is needed only when a path must be sampled again."""
 
     def __init__(self, wants: Sequence[DenoiseWant], predictor: Callable[[], MaskPredictor], room: int = ROOM) -> None:
         self.predictor = predictor
         self.room = room
-        self.kept: dict[str, Window] = {}
-        self.walked = 0  # how many times a path was walked
+        self.in_memory: dict[str, Window] = {}
+        self.walked = 0  # how many times a path was sampled again
         self._files: dict[str, Mapping[str, object]] = {}
         self._number: dict[str, int] = {}  # of a want among those of its file: one window for each row, in this order
         for path in dict.fromkeys(w.logits for w in wants if w.logits):
@@ -357,14 +349,14 @@ class Windows:
             self._number |= {key: i for i, key in enumerate(keys)}
 
     def get(self, want: DenoiseWant) -> Window:
-        if want.key not in self.kept:
+        if want.key not in self.in_memory:
             window = self._recorded(want) if want.logits else self._walk(want)
             size = window.logits.numel() * window.logits.element_size()
             if size > self.room:
                 return window
             self.room -= size
-            self.kept[want.key] = window
-        return self.kept[want.key]
+            self.in_memory[want.key] = window
+        return self.in_memory[want.key]
 
     def _walk(self, want: DenoiseWant) -> Window:
         self.walked += 1
@@ -376,16 +368,16 @@ class Windows:
         done = sample(self.predictor(), [want.prompt], [want.streams], want.denoising, keep)[0]
         seen = np.zeros((done.passes, len(done.final)), bool)
         logits = torch.zeros((*seen.shape, parts[0][2].shape[-1]), dtype=parts[0][2].dtype)
-        for number, position, found in parts:
+        for number, position, part in parts:
             seen[number, position] = True
-            logits[torch.from_numpy(number), torch.from_numpy(position)] = found
+            logits[torch.from_numpy(number), torch.from_numpy(position)] = part
         return Window(logits, nearest_pass(seen), done.final)
 
     def _recorded(self, want: DenoiseWant) -> Window:
         if want.logits not in self._files:
             self._files[want.logits] = read_tensors(want.logits)
         tensors = self._files[want.logits]
-        found = tensors.get(f"logits.{self._number[want.key]}", tensors.get("logits"))
-        logits = torch.as_tensor(found).permute(*LAYOUTS["VLS"])
+        tensor = tensors.get(f"logits.{self._number[want.key]}", tensors.get("logits"))
+        logits = torch.as_tensor(tensor).permute(*LAYOUTS["VLS"])
         passes, length, _ = logits.shape
         return Window(logits, np.broadcast_to(np.arange(passes)[:, None], (passes, length)), ())

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vestige.collect.backend import cut_after_end, text_want
+from vestige.collect.backend import Cost, cut_after_end, cut_text, text_want
 from vestige.errors import UserError
+from vestige.models.diffusion import CanvasPredictor, MaskPredictor, need_predictor
+from vestige.models.load import LoadedModel
 from vestige.types import BROKEN, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Request
-
-if TYPE_CHECKING:
-    from vestige.collect.backend import Cost
-    from vestige.models.diffusion import MaskPredictor
-    from vestige.models.load import LoadedModel
 
 BOUND_NOTE = (
     "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws per answer, the same for every "
@@ -33,8 +30,6 @@ CANVAS_NOTE = (
 
 def predictor_of(loaded: LoadedModel) -> MaskPredictor:
     """The mask predictor of a model, or the reason why there is none."""
-    from vestige.models.diffusion import need_predictor
-
     return need_predictor(loaded.diffusion, loaded.name)
 
 
@@ -47,7 +42,7 @@ def traces(
 
 
 def external_traces(wants: Sequence[DenoiseWant], say: Callable[[str], None]) -> dict[str, Trace]:
-    """Traces of logits saved by somebody else. The file holds, for the i-th row, `logits.i` [V, L, S] and
+    """Traces of logits that another program saved. The file holds, for the i-th row, `logits.i` [V, L, S] and
     `fixation_steps.i` [L]; a file for one row may leave out the number."""
     from vestige.collect.denoise import read_tensors, trace_from_logits
 
@@ -65,7 +60,12 @@ def external_traces(wants: Sequence[DenoiseWant], say: Callable[[str], None]) ->
                 f"{path} has no tensors logits.{i} [V, L, S] and fixation_steps.{i} [L]: this run asks about "
                 f"{len(wants)} rows, the file has {len(there)} windows ({have}); record one window for every row."
             )
-        _check_window(path, i, tuple(logits.shape), want.denoising.max_new_tokens)
+        length = want.denoising.max_new_tokens
+        if len(logits.shape) == 3 and logits.shape[1] != length:
+            raise UserError(
+                f"logits.{i} of {path} covers {logits.shape[1]} positions, but sampler_kwargs.max_new_tokens is "
+                f"{length}: set max_new_tokens={logits.shape[1]}, or record a window of {length} positions."
+            )
         out[want.key] = trace_from_logits(logits, [int(f) for f in fixed], want.streams)
     if len(there) > len(wants):
         say(f"{path} has {len(there)} windows, of which the first {len(wants)} were read: one for each row")
@@ -74,14 +74,6 @@ def external_traces(wants: Sequence[DenoiseWant], say: Callable[[str], None]) ->
         counts = " and ".join(map(str, passes))
         say(f"{path} has {counts} passes, sampler_kwargs.steps is {wants[0].denoising.steps}: the file's are reported")
     return out
-
-
-def _check_window(path: str, i: int, shape: tuple[int, ...], length: int) -> None:
-    if len(shape) == 3 and shape[1] != length:
-        raise UserError(
-            f"logits.{i} of {path} covers {shape[1]} positions, but sampler_kwargs.max_new_tokens is {length}: set "
-            f"max_new_tokens={shape[1]}, or record a window of {length} positions."
-        )
 
 
 def bounds(
@@ -93,8 +85,8 @@ def bounds(
     note = BOUND_NOTE.format(draws=DRAWS)
     if note not in cost.notes:
         cost.notes.append(note)
-    for found in BoundCollector(predictor_of(loaded), limits, cost).bound(targets, done=done):
-        yield {k: b.stats for k, b in found.items()}, {k: b.standard_error for k, b in found.items()}
+    for part in BoundCollector(predictor_of(loaded), limits, cost).bound(targets, done=done):
+        yield {k: b.stats for k, b in part.items()}, {k: b.standard_error for k, b in part.items()}
 
 
 def visible(
@@ -115,33 +107,28 @@ def texts(
 ) -> Iterator[dict[str, Text]]:
     """Texts as a sampler writes them, cut at the first end token and the first stop word."""
     predictor = predictor_of(loaded)
-    from vestige.models.diffusion import CanvasPredictor
-
     canvases = predictor.canvases if isinstance(predictor, CanvasPredictor) else None
     own = canvases.for_texts if canvases else {}
     if canvases is not None and CANVAS_NOTE not in cost.notes:
         cost.notes.append(CANVAS_NOTE)
-    asked: dict[str, list[Request]] = {}
+    by_want: dict[str, list[Request]] = {}  # requests with the same prompt and settings share one window
     wants = {}
     left = [r for r in requests if r.key not in done]
     for request, fitting in zip(left, _fitting(loaded, left, cost), strict=True):
         want = text_want(fitting, own)
         wants[want.key] = want
-        asked.setdefault(want.key, []).append(request)
-    for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):
+        by_want.setdefault(want.key, []).append(request)
+    for batch in traces(loaded, list(wants.values()), limits, cost, frozenset()):
         out: dict[str, Text] = {}
-        for key, trace in found.items():
+        for key, trace in batch.items():
             if trace.broken:
-                out |= {request.key: Text((BROKEN,), "") for request in asked[key]}
+                out |= {request.key: Text((BROKEN,), "") for request in by_want[key]}
                 continue
             ids = cut_after_end([int(i) for i in trace.final], predictor.eos_ids)
             cost.tokens_produced += len(ids)
             text = decode([[i for i in ids if i != predictor.mask_id]])[0]
-            for request in asked[key]:
-                cut = text
-                for word in request.decoding.stopwords:
-                    cut = cut.split(word)[0]
-                out[request.key] = Text(tuple(ids), cut.strip())
+            for request in by_want[key]:
+                out[request.key] = Text(tuple(ids), cut_text(text, request.decoding.stopwords))
         yield out
 
 

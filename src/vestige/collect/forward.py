@@ -1,16 +1,16 @@
 """Two ways through the model with the same meaning: packed tree rows (fast), padded sequences (plain).
 
 Both hand `reduce_logits` the logits of scored positions only: a hook narrows what reaches the output layer, so
-that the vocabulary axis is never made for positions nobody asked about.
+that the vocabulary axis is never made for positions that are not scored.
 
-Packed rows are attended to without the cells nobody looks at. In depth-first order a stretch of queries looks at itself
+Packed rows are attended to without the masked cells. In depth-first order a stretch of queries looks at itself
 and at a few ancestors before it; the rest of the row is other questions. Attending stretch by stretch to just those
 keys makes a row's cost grow with its length instead of with the square of it, so rows can be as long as a batch and the
 shared beginning of all prompts is pushed once per batch. The model's own attention function does the arithmetic, with
 fewer keys; a model that does not use the library's attention interface never calls this and sees the whole mask.
 
 In: one batch of a Packing, or some Targets. Out: TokenStats of each target. Callers: collect/answers.py and the checks
-of fast ways in this room; collect/cross.py attends in the same way to rows that continue a cached prompt.
+of fast ways in this package; collect/cross.py attends in the same way to rows that continue a cached prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import torch
 
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.tree import Batch, PackedRow, Tree
-from vestige.models import attention
 from vestige.models.attention import additive, attending, grouped, logits_at, send, shares_keys, without_copies
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats
 
@@ -96,8 +95,8 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
         end[r, :n] = row.end
         hidden[r, :n] = tree.hidden[nodes]
         # Answers that share an opening ask the same positions; each goes through the output layer once.
-        asked = np.concatenate([nodes[:0], *(tree.predictors[t] for t in members)])
-        scored, read = np.unique(np.searchsorted(nodes, asked), return_inverse=True)
+        wanted = np.concatenate([nodes[:0], *(tree.predictors[t] for t in members)])
+        scored, read = np.unique(np.searchsorted(nodes, wanted), return_inverse=True)
         flat_index.append(scored + r * width)
         reads.append(read + offset)
         offset += len(scored)
@@ -105,15 +104,13 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
     if not targets:
         return {}
     tokens, positions, ends, unseen = send(columns, model.device)
-    by_rule = attention.FLEX_TREES and model.config._attn_implementation == "sdpa"
-    with attention.flexing() if by_rule else tree_attention(model, batch.rows, width):
-        seen = (ends, unseen.bool())
+    with tree_attention(model, batch.rows, width):
         logits = logits_at(
             model,
             torch.from_numpy(np.concatenate(flat_index)),
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=attention.tree_blocks(*seen) if by_rule else additive(tree_mask(*seen), model.dtype),
+            attention_mask=additive(tree_mask(ends, unseen.bool()), model.dtype),
             use_cache=False,
         )
     labels = [tree.labels[target] for target in targets]
@@ -124,7 +121,7 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
 def tree_mask(end: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """allowed[r, j, i]: may position j of a row look at position i? Its ancestors and itself, less hidden tokens.
 
-    From two numbers per position (0 as the end: padding, at which nobody looks), where the model is: a whole mask is
+    From two numbers per position (0 as the end: padding, at which no token looks), where the model is: a whole mask is
     the square of them.
     """
     at = torch.arange(end.shape[1], device=end.device)

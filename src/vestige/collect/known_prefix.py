@@ -4,7 +4,7 @@ Teacher forcing gives the model's first choice at every position of an answer. A
 own tokens, greedy decoding would have read exactly this prefix, so it would choose the same; the first choice that
 differs is still its next token. For a model that recites, this is most of the text.
 
-Where scoring hides other tokens than generation does, the same walk is a draft that the model has to confirm.
+Where scoring hides other tokens than generation does, the same tokens are a draft that the model has to confirm.
 
 In: requests, and the answers that were scored with their TokenStats. Out: for each request the tokens it begins with.
 Caller: runs/collect.py, which hands them to collect/texts.py.
@@ -34,10 +34,10 @@ def known_prefixes(requests: Sequence[Request], known: Iterable[Target], seen: S
 
 
 def draft_prefixes(requests: Sequence[Request], known: Iterable[Target], seen: Seen, eos: frozenset[int]) -> Walks:
-    """For each greedy request, what it probably begins with: the same walk, whatever was hidden.
+    """For each greedy request, what it probably begins with: the same tokens, whatever was hidden.
 
     Where the end token is also the padding, scoring and generation hide other tokens (the peer's masks do), so this
-    proves nothing. collect/texts.py puts it behind the prompt and keeps what the model confirms.
+    proves nothing. collect/texts.py puts it after the prompt and keeps what the model confirms.
     """
     return {key: walk for key, walk in _walks(requests, known, seen, eos).items() if walk}
 
@@ -50,8 +50,8 @@ def _walks(requests: Sequence[Request], known: Iterable[Target], seen: Seen, eos
     for r in requests:
         if r.decoding.greedy:
             # What was seen of an answer is looked up for one prompt at a time: of all of them it is most of a run.
-            found = by_prompt.get(array("q", r.prompt.ids).tobytes(), [])
-            answers = [(t.labels, seen[t.key].top1.tolist()) for t in found]
+            targets = by_prompt.get(array("q", r.prompt.ids).tobytes(), [])
+            answers = [(t.labels, seen[t.key].top1.tolist()) for t in targets]
             out[r.key] = _walk(answers, r.decoding.max_new_tokens, eos)
     return out
 

@@ -2,7 +2,7 @@
 
 Patching layer l changes nothing below it and nothing to the left of the patched positions. So the target runs once as
 it is, keeping its keys and values; then each (layer, source) is a short row that holds only the positions from the
-first patched one on. A row comes in after its layer with the source's states and climbs through the blocks above it:
+first patched one on. A row comes in after its layer with the source's states and goes through the blocks above it:
 
     block 3     row 0   row 1   row 2          all rows so far go through together: one forward of the model, in which
     block 2     row 0   row 1                  each block sees the rows below it, and where the output layer sees
@@ -18,7 +18,7 @@ only the answer's few positions, and goes through L/2 blocks on average.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ from vestige.collect.patch import (
     PatchPlan,
     States,
     hidden_of,
-    layered,
+    layer_stats,
     padded,
     patch_bound,
     patched_plain,
@@ -44,17 +44,17 @@ from vestige.collect.reduce import reduce_logits
 from vestige.collect.safety import Halving, check_fit, check_tokens, free_memory
 from vestige.errors import named, out_of_memory, reraise_ours
 from vestige.models.attention import additive, send, without_copies
-from vestige.models.kv_cache import PrefixLayer, can_part, held, rows_apart
+from vestige.models.kv_cache import PrefixLayer, can_replace_attention, layer_keys, separate_rows
 from vestige.models.layers import find_blocks, find_sites
 from vestige.numeric import distances
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import PatchWant
 
-# Tokens of one staircase; more sources than fit climb in several. Rows do not look at each other, but attention pays
-# for the cells between them, which a CPU feels sooner than it gains from larger products.
+# Tokens of one forward over all layers; more sources than fit take several. Rows do not look at each other, but
+# attention pays for the cells between them, which a CPU feels sooner than it gains from larger products.
 ROW_TOKENS = {"cpu": 256}
 ROW_TOKENS_ELSEWHERE = 1024
-# Logits are the largest thing here: every row of a staircase has some for each label. 256 MB on a CPU, 1 GB elsewhere.
+# Logits are the largest thing here: every row has some for each label. 256 MB on a CPU, 1 GB elsewhere.
 LOGIT_CELLS = {"cpu": 1 << 26}
 LOGIT_CELLS_ELSEWHERE = 1 << 28
 
@@ -69,7 +69,7 @@ class Clean:
     carried: dict[int, torch.Tensor]  # layer -> (batch, carried positions, width); empty when every position is patched
 
 
-def carried(want: PatchWant) -> int:
+def row_length(want: PatchWant) -> int:
     """How many positions a row holds: from the first patched one to the last that predicts a label."""
     return want.width - want.first
 
@@ -79,11 +79,11 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: PatchPlan) -> Clean
     """One forward of the target over the batch."""
     ids = padded(wants, model.device)["input_ids"]
     width = ids.shape[1]
-    at = [np.arange(w.target.start - 1, w.width) + r * width for r, w in enumerate(wants)]
+    scored = [np.arange(w.target.start - 1, w.width) + r * width for r, w in enumerate(wants)]
     cache = DynamicCache()
     states: dict[int, torch.Tensor] = {}
-    span = max(carried(w) for w in wants)
-    # Behind the last patched position a row goes on with the target's own states, which only this pass knows.
+    span = max(row_length(w) for w in wants)
+    # After the last patched position a row continues with the target's own states, which only this pass knows.
     partly = any(w.end < w.width for w in wants)
 
     def keep(layer: int, hidden: torch.Tensor) -> None:
@@ -94,36 +94,40 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: PatchPlan) -> Clean
     sites = find_sites(model)
     reads = reading({layer: sites[layer] for layer in plan.layers}, keep) if partly else nullcontext()
     with reads, without_copies(model):
-        index = torch.from_numpy(np.concatenate(at))
-        # No mask, as in `source_states`: padding is on the right, where nobody looks.
+        index = torch.from_numpy(np.concatenate(scored))
+        # No mask, as in `source_states`: padding is on the right, where no token looks.
         logits = logits_at(model, index, input_ids=ids, past_key_values=cache, use_cache=True)
     # Only what lies before the first patched position is the same with and without the patch. Shorter prefixes of the
-    # batch have a few columns too many; `_allowed` hides them.
+    # batch have a few columns too many; the mask of `patch_layers` hides them.
     length = max(w.first for w in wants)
     layers: list[Any] = []
     for layer in cache.layers:
-        keys, values = held(layer)
+        keys, values = layer_keys(layer)
         # Contiguous: a view would keep the keys of the whole batch alive, answers included.
         layers.append(PrefixLayer(keys[:, :, :length].contiguous(), values[:, :, :length].contiguous()))
-    counts = [len(a) for a in at]
-    reduced = _reduce(logits, [w.target.labels for w in wants])
-    return Clean(_split(reduced, counts), Cache(layers=layers), length, states)
+    stats = _reduce_by_want(logits, [w.target.labels for w in wants])
+    return Clean(stats, Cache(layers=layers), length, states)
 
 
-def _reduce(logits: torch.Tensor, labels: Sequence[Sequence[int]]) -> dict[str, Array]:
-    label = send(torch.tensor([t for row in labels for t in row]), logits.device)
-    return reduce_logits(logits, torch.arange(len(label), device=logits.device), label)
+def _reduce_by_want(logits: torch.Tensor, labels: Sequence[Sequence[int]]) -> list[dict[str, Array]]:
+    """Statistics of consecutive logits; `labels`: those of each want."""
+    label = send(torch.tensor([token for own in labels for token in own]), logits.device)
+    reduced = reduce_logits(logits, torch.arange(len(label), device=logits.device), label)
+    out = []
+    first = 0
+    for own in labels:
+        here = slice(first, first + len(own))
+        out.append({name: reduced[name][here] for name in ARRAY_FIELDS})
+        first = here.stop
+    return out
 
 
-def _split(arrays: Mapping[str, Array], counts: Sequence[int]) -> list[dict[str, Array]]:
-    ends = np.cumsum(counts)
-    return [{k: arrays[k][e - n : e] for k in ARRAY_FIELDS} for e, n in zip(ends, counts, strict=True)]
+class _LayerHooks:
+    """The hooks of one forward over all rows.
 
-
-class _Climb:
-    """The hooks of one staircase. Tokens are ordered by (layer, source, position), so that the tokens a block must see
-    are always the first ones: those of lower layers. What a block gets is then a slice, not a selection, and the mask
-    made once for all tokens serves every block when its first rows and columns are cut out.
+    Tokens are ordered by (layer, source, position), so that the tokens a block must see are always the first ones:
+    those of lower layers. What a block gets is then a slice, not a selection, and the mask made once for all tokens
+    serves every block when its first rows and columns are cut out.
     """
 
     def __init__(
@@ -172,7 +176,9 @@ class _Climb:
                 return x[..., :n, : self.prefix + n]
             if x.ndim >= 2 and x.shape[1] == self.total:
                 return x[:, :n]
-            return x[:n] if x.ndim == 1 and x.shape[0] == self.total else x
+            if x.ndim == 1 and x.shape[0] == self.total:
+                return x[:n]
+            return x
         if isinstance(x, (tuple, list)):
             return type(x)(self.first(item, n) for item in x)
         if type(x) is dict:
@@ -180,7 +186,7 @@ class _Climb:
         return x
 
     @contextmanager
-    def hooks(self, model: Any) -> Iterator[None]:
+    def on(self, model: Any) -> Iterator[None]:
         # A stack, so that an error in the middle takes away the hooks that are there: one that stayed would patch every
         # later forward of the model, and no number would show why.
         with ExitStack() as stack:
@@ -191,68 +197,63 @@ class _Climb:
 
 
 @torch.inference_mode()
-def climb(
+def patch_layers(
     model: Any, wants: Sequence[PatchWant], plan: PatchPlan, clean: Clean, sources: Sequence[States], apart: bool
 ) -> list[Array]:
-    """The staircase of one batch: for each want the arrays (field, layers, sources, tokens) of its labels.
+    """All layers of one batch: for each want the arrays (field, layers, sources, tokens) of its labels.
 
     `apart`: attention takes the rows one by one (models/kv_cache.py) and needs no mask.
     """
     ordered = sorted(plan.layers)
-    span = max(carried(w) for w in wants)
+    span = max(row_length(w) for w in wants)
     rows = len(ordered) * len(sources)
     # Shorter wants repeat their last position as padding: a valid one, whose results are not read.
     positions = np.stack([np.minimum(np.arange(span) + w.first, w.width - 1) for w in wants])
     tokens = np.stack([np.asarray(w.target.ids)[p] for w, p in zip(wants, positions, strict=True)])
-    stairs = _Climb(
-        plan, len(sources), span, clean.length, lambda layer: _states(wants, plan, clean, sources, layer, span)
+    hooks = _LayerHooks(
+        plan, len(sources), span, clean.length, lambda layer: _entering_states(wants, plan, clean, sources, layer, span)
     )
     # Scored tokens, want by want and row by row; the rest of a row only carries context.
-    at, labels = [], []
+    scored, labels = [], []
     for b, w in enumerate(wants):
-        scored = np.arange(w.target.start - 1 - w.first, carried(w))
-        at.append((np.arange(rows)[:, None] * span + scored[None]).reshape(-1) + b * rows * span)
+        in_row = np.arange(w.target.start - 1 - w.first, row_length(w))
+        scored.append((np.arange(rows)[:, None] * span + in_row[None]).reshape(-1) + b * rows * span)
         labels.append(list(w.target.labels) * rows)
-    sent = send(np.stack([tokens, positions]), model.device)
-    seen, total = _seen(wants, clean.length, model.device), rows * span
+    ids, position_ids = send(np.stack([tokens, positions]), model.device)
+    # Which columns of the prefix are a want's own (batch, columns). Later ones, up to the longest prefix of the
+    # batch, are positions that its row replaces.
+    first = send(torch.tensor([w.first for w in wants]), model.device)
+    seen = torch.arange(clean.length, device=model.device) < first[:, None]
+    total = rows * span
     if apart:  # a mask of which only the shape is read: the hooks cut it as they would cut a real one
         mask = torch.zeros((), dtype=model.dtype, device=model.device)
         mask = mask.expand(len(wants), 1, total, clean.length + total)
     else:
-        mask = additive(_allowed(seen, total, span), model.dtype)
-    with stairs.hooks(model), rows_apart(clean.prefix, seen, span) if apart else without_copies(model):
+        # A row looks at the prefix and at its own earlier tokens, never at other rows: one triangle per row along the
+        # diagonal, since a row reads its own tokens from left to right, as the model did.
+        at = torch.arange(total, device=model.device)
+        own = (at[:, None] // span == at[None, :] // span) & (at[:, None] >= at[None, :])
+        prefix = seen[:, None].expand(-1, total, -1)
+        mask = additive(torch.cat([prefix, own.expand(len(seen), -1, -1)], dim=2), model.dtype)
+    with hooks.on(model), separate_rows(clean.prefix, seen, span) if apart else without_copies(model):
         logits = logits_at(
             model,
-            torch.from_numpy(np.concatenate(at)),
-            input_ids=sent[0].repeat(1, rows),
-            position_ids=sent[1].repeat(1, rows),
+            torch.from_numpy(np.concatenate(scored)),
+            input_ids=ids.repeat(1, rows),
+            position_ids=position_ids.repeat(1, rows),
             attention_mask=mask,
             past_key_values=clean.prefix,
             use_cache=True,
         )
-    parts = _split(_reduce(logits, labels), [len(a) for a in at])
-    # Rows climbed in the order of their layers; the caller gets them in the order in which the plan names layers.
-    shape = (len(ordered), len(sources), -1)
+    # Rows came in in the order of their layers; the caller gets them in the order in which the plan names layers.
     back = [ordered.index(layer) for layer in plan.layers]
-    return [{k: p[k].reshape(shape)[back] for k in ARRAY_FIELDS} for p in parts]  # type: ignore[misc]
+    out = []
+    for arrays in _reduce_by_want(logits, labels):
+        out.append({name: arrays[name].reshape(len(ordered), len(sources), -1)[back] for name in ARRAY_FIELDS})
+    return out
 
 
-def _seen(wants: Sequence[PatchWant], prefix: int, device: torch.device) -> torch.Tensor:
-    """Which columns of the prefix are a want's own (batch, columns). Those behind, up to the longest prefix of the
-    batch, are positions that its row replaces."""
-    first = send(torch.tensor([w.first for w in wants]), device)
-    return torch.arange(prefix, device=device) < first[:, None]
-
-
-def _allowed(seen: torch.Tensor, total: int, span: int) -> torch.Tensor:
-    """Who may look at whom: a row at the prefix and at its own earlier tokens, never at other rows."""
-    # One triangle per row along the diagonal: a row reads its own tokens from left to right, as the model did.
-    at = torch.arange(total, device=seen.device)
-    own = (at[:, None] // span == at[None, :] // span) & (at[:, None] >= at[None, :])
-    return torch.cat([seen[:, None].expand(-1, total, -1), own.expand(len(seen), -1, -1)], dim=2)
-
-
-def _states(
+def _entering_states(
     wants: Sequence[PatchWant], plan: PatchPlan, clean: Clean, sources: Sequence[States], layer: int, span: int
 ) -> torch.Tensor:
     """What comes in after a layer: the sources' states at patched positions, the target's own at the others."""
@@ -262,13 +263,12 @@ def _states(
     for b, w in enumerate(wants):
         for source in sources:
             state = send(source[w.key][i], device)
-            row = state.new_zeros((span, state.shape[-1]))  # zeros: padding behind a shorter want, which nobody reads
+            row = state.new_zeros((span, state.shape[-1]))  # zeros: padding after a shorter want, which is not read
             if clean.carried:
                 row[:] = clean.carried[layer][b]
             row[: w.end - w.first] = state
             rows.append(row)
-    stacked = torch.stack(rows)
-    return stacked.reshape(len(wants), len(sources) * span, -1)
+    return torch.stack(rows).reshape(len(wants), len(sources) * span, -1)
 
 
 class Patcher:
@@ -280,7 +280,7 @@ class Patcher:
         self.cost = cost
         self.batch_size = batch_size
         self.plain = plain
-        self.apart = can_part(model)  # until the self check finds that a model does not attend as it says
+        self.apart = can_replace_attention(model)  # until the self check finds that a model does not attend as it says
 
     def run(
         self, wants: Sequence[PatchWant], sources: Sequence[States], done: frozenset[str] = frozenset()
@@ -312,7 +312,7 @@ class Patcher:
         batch: list[PatchWant] = []
         used = 0
         for want in wants:
-            # Wants are scored at every layer for every source that climbs along: logits, not states, fill the memory.
+            # Wants are scored at every layer for every source of a forward: logits, not states, fill the memory.
             new = len(want.target.labels) * len(self.plan.layers) * self._together([want], sources) * vocab
             if batch and (len(batch) >= self.batch_size or used + new > cells):
                 yield batch
@@ -323,9 +323,9 @@ class Patcher:
             yield batch
 
     def _together(self, wants: Sequence[PatchWant], sources: int) -> int:
-        """How many sources climb in one staircase."""
+        """How many sources share one forward."""
         # All sources lie in one row of the model's input, so the room for tokens is shared among layers and sources.
-        span = max(carried(w) for w in wants)
+        span = max(row_length(w) for w in wants)
         tokens = ROW_TOKENS.get(self.model.device.type, ROW_TOKENS_ELSEWHERE)
         return max(1, min(sources, tokens // (span * len(self.plan.layers))))
 
@@ -340,14 +340,16 @@ class Patcher:
             with attempt:
                 while parts:
                     attempt.size = len(parts[0])
-                    out |= self._plain(parts[0], sources) if self.plain else self._fast(parts[0], sources)
+                    if not self.plain:
+                        out |= self._fast(parts[0], sources)
+                    else:
+                        forwards = len(sources) * (1 + len(self.plan.layers))  # of each want
+                        self.cost.score_forwards += len(parts[0]) * forwards
+                        self.cost.score_tokens += sum(w.width for w in parts[0]) * forwards
+                        for w in parts[0]:
+                            out[w.key] = [patched_plain(self.model, w, s[w.key], self.plan) for s in sources]
                     parts.pop(0)
         return out
-
-    def _plain(self, batch: Sequence[PatchWant], sources: Sequence[States]) -> dict[str, list[TokenStats]]:
-        self.cost.score_forwards += len(batch) * len(sources) * (1 + len(self.plan.layers))
-        self.cost.score_tokens += sum(w.width for w in batch) * len(sources) * (1 + len(self.plan.layers))
-        return {w.key: [patched_plain(self.model, w, s[w.key], self.plan) for s in sources] for w in batch}
 
     def _fast(self, batch: Sequence[PatchWant], sources: Sequence[States]) -> dict[str, list[TokenStats]]:
         clean = clean_pass(self.model, batch, self.plan)
@@ -357,19 +359,19 @@ class Patcher:
         size = self._together(batch, len(sources))
         for start in range(0, len(sources), size):
             chunk = sources[start : start + size]  # each over the same clean pass: that is where most of the time goes
-            patched = climb(self.model, batch, self.plan, clean, chunk, self.apart)
+            patched = patch_layers(self.model, batch, self.plan, clean, chunk, self.apart)
             self.cost.score_forwards += 1
             for want, base, arrays in zip(batch, clean.stats, patched, strict=True):
                 for j in range(len(chunk)):
                     rows = {k: np.concatenate([base[k][None], arrays[k][:, j]]) for k in ARRAY_FIELDS}
-                    out[want.key].append(layered(rows))
+                    out[want.key].append(layer_stats(rows))
         return out
 
     def verify(self, ordered: Sequence[PatchWant], sources: Sequence[States]) -> None:
         """Compares the fast and the plain way on the longest want and the shortest; falls back on a mismatch.
 
         The longest shows a sliding window, the two together what padding does. It costs two examples, and is run each
-        time: an architecture that nobody has tried yet gives right numbers slowly, not wrong ones fast.
+        time: an architecture that was never tried gives right numbers slowly, not wrong ones fast.
         """
         sample = list({w.key: w for w in (ordered[0], ordered[-1])}.values())
         problem = ""

@@ -100,5 +100,5 @@ def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     ordered, index = probabilities.topk(few)
     if few < size and not bool((ordered.sum(-1) > top_p).all()):
         ordered, index = probabilities.sort(descending=True)
-    kept = ordered.cumsum(-1) - ordered < top_p
-    return torch.zeros_like(probabilities).scatter(1, index, torch.where(kept, ordered, 0.0))
+    inside = ordered.cumsum(-1) - ordered < top_p
+    return torch.zeros_like(probabilities).scatter(1, index, torch.where(inside, ordered, 0.0))

@@ -26,7 +26,7 @@ from vestige.collect.safety import allowed, check_fit, check_tokens, exact
 from vestige.errors import UserError, unknown_name
 from vestige.models.args import precision
 from vestige.models.attention import send
-from vestige.models.layers import Site, find_blocks, find_sites
+from vestige.models.layers import Site, find_sites
 from vestige.numeric import distances
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import LAST_LAYERS, PatchWant
@@ -84,7 +84,7 @@ def with_hidden(output: Any, hidden: torch.Tensor) -> Any:
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
-def _taken(args: Any, kwargs: Any) -> torch.Tensor:
+def hidden_input(args: Any, kwargs: Any) -> torch.Tensor:
     """The hidden state a module is given."""
     hidden: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
     if hidden.ndim != 3:
@@ -102,7 +102,7 @@ def reading(sites: Mapping[int, Site], read: Read) -> Iterator[None]:
         return lambda module, args, output: read(layer, hidden_of(output))
 
     def on_input(layer: int) -> Callable[..., None]:
-        return lambda module, args, kwargs: read(layer, _taken(args, kwargs))
+        return lambda module, args, kwargs: read(layer, hidden_input(args, kwargs))
 
     # A hook left behind would patch every later forward of this model and give wrong numbers without an error: each is
     # on the stack before the next is registered, so that all go, whatever fails.
@@ -125,7 +125,7 @@ def writing(sites: Mapping[int, Site], write: Write) -> Iterator[None]:
 
     def on_input(layer: int, where: str) -> Callable[..., Any]:
         def change(module: Any, args: Any, kwargs: Any) -> Any:
-            hidden = _taken(args, kwargs)
+            hidden = hidden_input(args, kwargs)
             new = write(layer, hidden)
             # In place: the tensor itself also goes around the module, as the residual that is added to its output. A
             # new tensor as the argument would patch the module's input only.
@@ -171,7 +171,7 @@ def head_input(model: Any, read: Callable[[torch.Tensor], None] | None) -> Itera
 
 
 def padded(wants: Sequence[PatchWant], device: Any) -> dict[str, torch.Tensor]:
-    """Inputs of a batch, padded on the right. What the padding holds does not matter: nobody attends to it.
+    """Inputs of a batch, padded on the right. What the padding holds does not matter: no token attends to it.
 
     On the right, so that a position of a want is the same number in every batch, and its position id with it.
     """
@@ -195,21 +195,22 @@ def source_states(
     width = max(w.width for w in wants)
     # The patched positions in the flattened (batch x time) of `padded`.
     index = torch.cat([torch.arange(w.first, w.end) + r * width for r, w in enumerate(wants)])
-    kept: dict[int, torch.Tensor] = {}
+    states: dict[int, torch.Tensor] = {}
 
     def keep(layer: int, hidden: torch.Tensor) -> None:
         flat = hidden.reshape(-1, hidden.shape[-1])
-        kept[layer] = flat.index_select(0, send(index, flat.device))
+        states[layer] = flat.index_select(0, send(index, flat.device))
 
     wanted = {layer: sites[layer] for layer in plan.layers}
     normed = plan.last_layer == "peer" and plan.component == "block" and last in wanted
     if normed:  # the published code reads what goes into the output layer, which is the last state after the norm
         del wanted[last]
     with reading(wanted, keep), head_input(model, (lambda hidden: keep(last, hidden)) if normed else None):
-        # No mask: padding is on the right, and nobody looks to the right. Attention without one is cheaper.
+        # No mask: padding is on the right, and no token looks to the right. Attention without one is cheaper.
         model(input_ids=padded(wants, model.device)["input_ids"], use_cache=False)
     device = torch.device("cpu") if to_host else model.device
-    stacked = torch.stack([kept[layer].to(model.device) for layer in plan.layers]).to(device)  # one copy for all layers
+    by_layer = [states[layer].to(model.device) for layer in plan.layers]
+    stacked = torch.stack(by_layer).to(device)  # one copy for all layers
     sizes = [w.end - w.first for w in wants]
     # Copies: a slice would keep its whole batch alive.
     return {w.key: part.clone() for w, part in zip(wants, stacked.split(sizes, dim=1), strict=True)}
@@ -230,7 +231,7 @@ def patched_plain(model: Any, want: PatchWant, states: torch.Tensor, plan: Patch
     parts = []
     for start in range(0, len(jobs), rows):
         chunk = jobs[start : start + rows]
-        # Each row is patched at one layer only, so one forward serves several layers. None: a row nobody writes to.
+        # Each row is patched at one layer only, so one forward serves several layers. None: a row that is not patched.
         row_of = {plan.layers[i]: (r, i) for r, i in enumerate(chunk) if i is not None}
 
         def write(layer: int, hidden: torch.Tensor, row_of: Mapping[int, tuple[int, int]] = row_of) -> torch.Tensor:
@@ -241,7 +242,7 @@ def patched_plain(model: Any, want: PatchWant, states: torch.Tensor, plan: Patch
 
         with writing({layer: sites[layer] for layer in row_of}, write):
             parts.append(_label_stats(model, [want] * len(chunk)))
-    return layered({name: np.concatenate([p[name] for p in parts]) for name in ARRAY_FIELDS})
+    return layer_stats({name: np.concatenate([p[name] for p in parts]) for name in ARRAY_FIELDS})
 
 
 def _label_stats(model: Any, wants: Sequence[PatchWant]) -> dict[str, Array]:
@@ -254,7 +255,7 @@ def _label_stats(model: Any, wants: Sequence[PatchWant]) -> dict[str, Array]:
     return {name: reduced[name].reshape(len(wants), -1) for name in ARRAY_FIELDS}
 
 
-def layered(arrays: Mapping[str, Array]) -> TokenStats:
+def layer_stats(arrays: Mapping[str, Array]) -> TokenStats:
     """TokenStats with a leading axis: the target as it is, then one row per patched layer."""
     n = arrays["label"].shape[-1]
     return TokenStats(**{k: arrays[k] for k in ARRAY_FIELDS}, order=np.arange(n), steps=n)
@@ -311,14 +312,14 @@ def decode_states(model: Any, states: torch.Tensor, labels: Sequence[int]) -> Ar
     def write(layer: int, hidden: torch.Tensor) -> torch.Tensor:
         return send(states, hidden.device)[:, None].to(hidden.dtype)
 
-    with _skipping(model, [b.module for b in blocks[:-1]]), writing({last: blocks[last]}, write):
+    with skip_blocks(model, [b.module for b in blocks[:-1]]), writing({last: blocks[last]}, write):
         logits = model(input_ids=ids, use_cache=False).logits[:, 0]
     label = send(torch.tensor(list(labels)), logits.device)
     return reduce_logits(logits, torch.arange(len(label), device=logits.device), label)["logprob"]
 
 
 @contextmanager
-def _skipping(model: Any, blocks: Sequence[Any]) -> Iterator[None]:
+def skip_blocks(model: Any, blocks: Sequence[Any]) -> Iterator[None]:
     """While open, these blocks compute nothing: their weights would be read for states that are thrown away."""
     tuples: dict[int, bool] = {}
     with ExitStack() as stack:  # one token through the model shows in which form each block answers
@@ -336,13 +337,13 @@ def _skipping(model: Any, blocks: Sequence[Any]) -> Iterator[None]:
 
     # An instance's own `forward` covers that of its class; accelerate, for one, puts its own there. Deleting ours where
     # there was none uncovers the class's, and where there was one it has to come back.
-    kept = [block.__dict__.get("forward") for block in blocks]
+    replaced = [block.__dict__.get("forward") for block in blocks]
     try:
         for i, block in enumerate(blocks):
             block.forward = through(i)
         yield
     finally:
-        for block, before in zip(blocks, kept, strict=True):
+        for block, before in zip(blocks, replaced, strict=True):
             if before is None:
                 del block.__dict__["forward"]
             else:
@@ -365,18 +366,15 @@ def collect_states(
     for start in range(0, len(ordered), batch_size):
         batch = ordered[start : start + batch_size]
         if needed is None or any(w.key in needed for w in batch):
-            found = source_states(model, batch, plan, held > ON_DEVICE)
-            held += sum(t.numel() * t.element_size() for t in found.values())
-            yield found
+            states = source_states(model, batch, plan, held > ON_DEVICE)
+            held += sum(t.numel() * t.element_size() for t in states.values())
+            yield states
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What layers look like, without patching: states read off by the output layer, and Fisher information of each block.
+# What layers look like, without patching: states read off by the output layer.
 #
 # Same examples and positions as patching. The states themselves (for CKA) are those of `source_states`.
-#
-# In: a model and the PatchWants of a depth score. Out: token statistics per layer, or squared gradients per block.
-# Caller: depth/baselines.py.
 
 LENS_ROWS = 512  # positions decoded at once
 
@@ -392,10 +390,9 @@ def lens_scores(model: Any, wants: Sequence[PatchWant], states: States) -> Array
             raise UserError("The logit lens needs patch_scope=span: every scored position must have its state.")
         flat = state.reshape(layers * positions, width)
         repeated = list(labels) * layers
-        parts = [
-            decode_states(model, flat[i : i + LENS_ROWS], repeated[i : i + LENS_ROWS])
-            for i in range(0, len(flat), LENS_ROWS)
-        ]
+        parts = []
+        for i in range(0, len(flat), LENS_ROWS):
+            parts.append(decode_states(model, flat[i : i + LENS_ROWS], repeated[i : i + LENS_ROWS]))
         out.append(np.concatenate(parts).reshape(layers, positions).astype(np.float64).mean(axis=-1))
     return np.stack(out)
 
@@ -403,47 +400,3 @@ def lens_scores(model: Any, wants: Sequence[PatchWant], states: States) -> Array
 def stacked_states(wants: Sequence[PatchWant], states: States) -> Array:
     """States of all examples, position after position: (layers, positions, width)."""
     return torch.cat([states[w.key].float() for w in wants], dim=1).cpu().numpy()
-
-
-@contextmanager
-def _gradients_on(model: Any, weights: Sequence[Any]) -> Iterator[None]:
-    """Gradients for these weights alone; every setting and gradient is put back afterwards."""
-    before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
-    mine = {id(p) for p in weights}
-    for p, _, _ in before:
-        if p.is_floating_point():
-            p.requires_grad_(id(p) in mine)
-            p.grad = None
-    try:
-        yield
-    finally:
-        for p, wanted, grad in before:
-            p.grad = grad
-            if p.is_floating_point():
-                p.requires_grad_(wanted)
-
-
-def fisher(model: Any, wants: Sequence[PatchWant]) -> Iterator[list[Array]]:
-    """The squared gradient of each example's mean entity loss, averaged over examples, block by block (flat arrays).
-
-    Yields the running sums after each example, so that a caller can show progress; the last divided by the number of
-    examples is the result.
-    """
-    weights = [list(block.parameters()) for block in find_blocks(model)]
-    if not all(p.is_floating_point() for block in weights for p in block):
-        raise UserError("Fisher information needs gradients, which quantised weights do not have.")
-    sums = [np.zeros(sum(p.numel() for p in block), np.float32) for block in weights]
-    for want in wants:
-        with _gradients_on(model, [p for block in weights for p in block]), torch.enable_grad():
-            _loss(model, want).backward()
-            for total, block in zip(sums, weights, strict=True):
-                parts = [torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) for p in block]
-                total += torch.cat(parts).float().square().cpu().numpy()
-        yield sums
-
-
-def _loss(model: Any, want: PatchWant) -> torch.Tensor:
-    ids = send(torch.tensor([want.target.ids[:-1]]), model.device)
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-    labels = send(torch.tensor(want.target.labels), logits.device)
-    return torch.nn.functional.cross_entropy(logits[0, want.target.start - 1 :].float(), labels)

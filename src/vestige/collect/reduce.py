@@ -38,13 +38,13 @@ def reduce_logits(logits: torch.Tensor, where: torch.Tensor, label: torch.Tensor
     whole = torch.stack([label, top1[where]]).to(torch.int32)
     numbers = torch.stack([logprob, mean[where], std[where]])
     # One copy for all of them: a GPU is waited for once. Whole numbers travel as the bits they are.
-    found = torch.cat([numbers, whole.view(torch.float32)]).cpu().numpy()
+    columns = torch.cat([numbers, whole.view(torch.float32)]).cpu().numpy()
     return {
-        "label": found[3].view(np.int32),
-        "top1": found[4].view(np.int32),
-        "logprob": found[0],
-        "mean": found[1],
-        "std": found[2],
+        "label": columns[3].view(np.int32),
+        "top1": columns[4].view(np.int32),
+        "logprob": columns[0],
+        "mean": columns[1],
+        "std": columns[2],
     }
 
 

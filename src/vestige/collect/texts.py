@@ -1,8 +1,8 @@
 """Generation: each distinct prompt once, no step spent on a finished row, none on what is already known.
 
 Up to its first miss, a greedy continuation *is* the teacher-forced reference: collect/known_prefix.py reads it off the
-statistics that scoring has collected, as a proof or as a draft that the prefill (collect/texts.py) confirms. Decoding
-starts behind it. Rows leave the batch the moment they finish.
+statistics that scoring has collected, as a proof or as a draft that the prefill confirms. Decoding
+starts after it. Rows leave the batch the moment they finish.
 
 In: Requests (a prompt, how to decode) and what is known of each. Out: Texts, batch by batch. Caller: runs/collect.py.
 With a cache many rows at a time, or plainly, one row and no cache, for architectures that the first does not fit: the
@@ -21,36 +21,25 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from vestige.collect.answers import default_limits, vocabulary
-from vestige.collect.backend import Cost, Detokenise, StopRule
+from vestige.collect.backend import Cost, Detokenise, StopRule, penalty_of
 from vestige.collect.forward import logits_at, tree_attention, tree_mask
 from vestige.collect.next_token import Chooser, choose
 from vestige.collect.reduce import chosen_logprob
 from vestige.collect.safety import Halving, check_fit, check_tokens, learned_positions
-from vestige.collect.tree import Batch, Limits, Tree, pack
+from vestige.collect.tree import Limits, pack
 from vestige.errors import UserError, named, out_of_memory, reraise_ours
 from vestige.models.args import precision
 from vestige.models.attention import additive, padding_mask, send, without_copies
 from vestige.models.batch_budget import DEFAULT_BUDGET
-from vestige.models.checks import check_penalty
 from vestige.models.kv_cache import SlotCache
 from vestige.types import BROKEN, Array, Target, Text, content_key
-from vestige.wants import Decoding, Request
+from vestige.wants import Request
 
 AHEAD = 64  # steps for which a cache has room before it is made again
-LIKELY = 16  # tokens behind a prompt whose log-probabilities are compared before packed prompts are trusted
+LIKELY = 16  # tokens after a prompt whose log-probabilities are compared before packed prompts are trusted
 CHECKED = 32  # tokens of a text that are compared with the plain way
 # How far their log-probabilities may differ on average. A wrong mask or position is off by far more.
 TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-3, 0.15
-
-
-def penalty_of(model: Any, decoding: Decoding) -> float:
-    """The repetition penalty in force: asked for, or the checkpoint's own default (Qwen2.5 ships one)."""
-    if decoding.repetition_penalty is not None:
-        return decoding.repetition_penalty
-    config = getattr(model, "generation_config", None)
-    own = getattr(config, "repetition_penalty", None)
-    check_penalty(own, "The model's generation config")
-    return float(1.0 if own is None else own)
 
 
 class TextCollector:
@@ -64,19 +53,19 @@ class TextCollector:
         self.cost = cost
         self.max_rows, self.max_columns = max_rows, max_columns
         self.vocab = vocabulary(model)
-        self.limits = limits or default_limits(self.vocab, model.device.type == "cuda")  # of a prefill
+        self.limits = limits or default_limits(model.device.type == "cuda")  # of a prefill
         self.max_rows_in_memory = max_rows  # falls when memory runs out, and stays down; batches keep their rows
         self.positions = learned_positions(model) or math.inf
         self.packed: bool | None = None  # whether prompts may be packed; not tried yet
         # `end_text` is what the end token decodes to; a text is cut there, as the peer does.
-        self.ending = StopRule(detokenise, eos, end_text, self.positions)
+        self.stop_rule = StopRule(detokenise, eos, end_text, self.positions)
         self.verified = False  # until some texts were read both ways
         self.plain = False  # once they differed
 
     def batches(self, requests: Sequence[Request]) -> list[list[Request]]:
         """Requests grouped for decoding: alike in length, so that left padding is small; longest first."""
         # Longest first: if memory runs out, then in the first batch. Ties by key: a resumed run must group alike, since
-        # the rows beside it decide the last bits of a text's logits, and those now and then a token.
+        # the other rows of its batch decide the last bits of a text's logits, and those now and then a token.
         order = sorted(requests, key=lambda r: (-len(r.prompt.ids), r.key))
         out: list[list[Request]] = []
         for request in order:
@@ -101,18 +90,6 @@ class TextCollector:
         """
         if all(r.key in done for r in requests):
             return
-        self._check_room(requests)
-        known = (proven, drafts or {})
-        rows = {r.key: self._begin(r, *(shown.get(r.key, ()) for shown in known)) for r in requests}
-        settled = [row for row in rows.values() if self._over(row)]  # teacher forcing has shown them to the end
-        if any(row.request.key not in done for row in settled):
-            yield self._texts(settled)
-        for batch in self.batches([row.request for row in rows.values() if not self._over(row)]):
-            if not all(r.key in done for r in batch):
-                yield self._texts(self._decode_in_memory([rows[r.key] for r in batch]))
-
-    def _check_room(self, requests: Sequence[Request]) -> None:
-        """Refuses prompts the model cannot read; says so when it cannot write as much as was asked."""
         if not all(r.prompt.ids for r in requests):
             raise UserError("A prompt has no tokens, so there is nothing to continue; give that row a prefix.")
         check_fit(self.model, max(r.prompt.attended for r in requests), "A prompt")
@@ -121,23 +98,34 @@ class TextCollector:
         if short:
             self.cost.say(f"{short} text(s) may end early: this model has only {int(self.positions)} positions")
 
+        drafts = drafts or {}
+        rows = {r.key: self._begin(r, proven.get(r.key, ()), drafts.get(r.key, ())) for r in requests}
+        complete, unfinished = [], []  # complete: teacher forcing has shown them to the end
+        for row in rows.values():
+            (complete if self._over(row) else unfinished).append(row)
+        if any(row.request.key not in done for row in complete):
+            yield self._texts(complete)
+        for batch in self.batches([row.request for row in unfinished]):
+            if not all(r.key in done for r in batch):
+                yield self._texts(self._decode_in_memory([rows[r.key] for r in batch]))
+
     def _begin(self, request: Request, known: Sequence[int], draft: Sequence[int]) -> TextRow:
-        """A row that starts behind what is known."""
+        """A row that starts after what is known."""
         if draft and not known:
             # Fed to the model: not the end token, and so few that one more token and its position have room.
-            fed = [t for t in draft if t not in self.ending.eos]
+            fed = [t for t in draft if t not in self.stop_rule.eos]
             room = min(request.decoding.max_new_tokens - 1, self.positions - request.prompt.attended)
             return TextRow(request, (), fed[: max(0, int(room))])
-        return TextRow(request, self.ending.begin(request, known))
+        return TextRow(request, self.stop_rule.begin(request, known))
 
     def _over(self, row: TextRow) -> bool:
-        return self.ending.over(row.request, row.made)
+        return self.stop_rule.over(row.request, row.tokens)
 
     def _texts(self, rows: Sequence[TextRow]) -> dict[str, Text]:
         for row in rows:
-            self.cost.tokens_produced += len(row.made)
+            self.cost.tokens_produced += len(row.tokens)
             self.cost.tokens_proven += row.proven
-        return self.ending.texts((row.request, row.made, row.proven) for row in rows)
+        return self.stop_rule.texts((row.request, row.tokens, row.proven) for row in rows)
 
     def _decode_in_memory(self, rows: list[TextRow]) -> list[TextRow]:
         """Decodes the rows together; when memory runs out, half as many at a time from then on."""
@@ -188,33 +176,43 @@ class TextCollector:
         rows = [row for row in rows if not row.broken]  # NaN agrees with nothing, whichever way it was made
         if not rows:
             return ""
-        longest = max(rows, key=lambda r: len(r.made) - len(r.known))
-        gap = max(self._gap(row) for row in {longest, min(rows, key=lambda r: r.begin)})
-        if gap > self._tolerance():
-            return f"log-probabilities differ by {gap:.2g} on average"
+        longest = max(rows, key=lambda r: len(r.tokens) - len(r.known))
+        most_padded = min(rows, key=lambda r: r.begin)
+        gaps = []
+        for row in {longest, most_padded}:
+            # One forward over prompt and text gives all log-probabilities at once. The last token is not an input.
+            known = len(row.known)
+            decoded = row.tokens[known:][:CHECKED]
+            if not decoded:  # proven to its end
+                gaps.append(0.0)
+                continue
+            probe = TextRow(row.request, row.tokens[: known + len(decoded) - 1])
+            first = len(row.request.prompt.ids) + known - 1
+            logits = self._plain_logits(probe, torch.arange(first, first + len(decoded)))
+            plain = chosen_logprob(logits, torch.tensor(decoded))
+            cached = torch.stack(row.logprobs[:CHECKED]).to(plain.device)
+            gaps.append(float((plain - cached).abs().mean()))
+        if max(gaps) > self._tolerance():
+            return f"log-probabilities differ by {max(gaps):.2g} on average"
         return ""
 
     def _tolerance(self) -> float:
         return TOLERANCE if precision(self.model) in ("float32", "float64") else LOW_PRECISION_TOLERANCE
-
-    def _gap(self, row: TextRow) -> float:
-        # One forward over prompt and text gives all log-probabilities at once. The last token is not an input.
-        known = len(row.known)
-        made = row.made[known:][:CHECKED]
-        if not made:  # proven to its end
-            return 0.0
-        probe = TextRow(row.request, row.made[: known + len(made) - 1])
-        first = len(row.request.prompt.ids) + known - 1
-        logits = self._plain_logits(probe, torch.arange(first, first + len(made)))
-        again = chosen_logprob(logits, torch.tensor(made))
-        return float((again - torch.stack(row.logprobs[:CHECKED]).to(again.device)).abs().mean())
 
     @torch.inference_mode()
     def _decode_cached(self, rows: list[TextRow]) -> list[TextRow]:
         finished, active, cache = self._prefill(rows)
         if cache is None:
             return finished
-        mask = self._left_padded_mask(active, cache.get_seq_length())
+        # The mask is made once with room for all that may be written; a step takes the first columns of it.
+        length = cache.get_seq_length()
+        room = max(r.request.decoding.max_new_tokens for r in active)
+        mask_on_host = torch.ones((len(active), length + room), dtype=torch.long)
+        for i, row in enumerate(active):
+            start = length - row.begin
+            mask_on_host[i, :start] = 0
+            mask_on_host[i, [start + h for h in row.request.prompt.hidden]] = 0
+        mask = send(mask_on_host, self.model.device)
         while True:
             # From the back: the row that moves into a freed slot is one that was looked at already. Cache, mask and
             # list must move alike, since a row is known by its slot alone.
@@ -229,12 +227,26 @@ class TextCollector:
             if cache.full:
                 # Columns in front that only rows had which are finished now go, too.
                 first = cache.get_seq_length() - max(len(r.inputs) - 1 for r in active)
-                cache.resize(first, cache.get_seq_length() - first + self._ahead(active))
+                cache.resize(first, cache.get_seq_length() - first + self._steps_of_room(active))
                 mask = mask[: len(active), first:]
-            self._choose(active, self._step(active, cache, mask[: len(active), : cache.get_seq_length() + 1]))
+            # Positions count attended tokens, not columns: padding and hidden tokens take up columns and have none.
+            last = [r.tokens[-1] for r in active]
+            position = [r.request.prompt.attended + len(r.tokens) - 1 for r in active]
+            inputs = send(torch.tensor([last, position]), self.model.device)[..., None]
+            seen = mask[: len(active), : cache.get_seq_length() + 1]
+            self.cost.decode_row_steps += len(active)
+            self.cost.decode_forwards += 1
+            with without_copies(self.model):
+                logits = logits_at(
+                    self.model, torch.arange(len(active), device=inputs.device), input_ids=inputs[0],
+                    position_ids=inputs[1], attention_mask=padding_mask(seen, self.model), past_key_values=cache,
+                    use_cache=True,
+                )  # fmt: skip
+            self._choose(active, logits)
+            del logits  # before the next step makes its own
 
     def _prefill(self, rows: list[TextRow]) -> tuple[list[TextRow], list[TextRow], SlotCache | None]:
-        """Runs the prompts, what is proven behind them and what is drafted; picks each row's next token.
+        """Runs the prompts, what is proven to follow and what is drafted; picks each row's next token.
 
         Returns the rows that are finished with that, the others, and their keys. All rows end at one column, so that
         each step appends to all at the same place.
@@ -242,40 +254,46 @@ class TextCollector:
         finished: list[TextRow] = []
         active: list[TextRow] = []
         cache: SlotCache | None = None
-        length, ahead = max(len(r.positions) for r in rows), self._ahead(rows)
-        for filled in self._fills(rows):
-            self.cost.prefill_tokens += filled.tokens
-            self._confirm(filled)
-            left = [i for i, row in enumerate(filled.rows) if not self._over(row)]
-            finished += [row for i, row in enumerate(filled.rows) if i not in left]
-            if left:
-                cache = cache or SlotCache(len(filled.keys.layers), len(rows), length + ahead)
-                # What was drafted and not confirmed is left behind: its keys belong to another text.
-                cache.admit(filled.keys, [filled.places[i][: filled.rows[i].begin] for i in left], length)
-                active += [filled.rows[i] for i in left]
+        length = max(len(r.positions) for r in rows)
+        room = self._steps_of_room(rows)
+        for prefill in self._prefills(rows):
+            self.cost.prefill_tokens += prefill.tokens
+            self._confirm(prefill)
+            places = []
+            for row, place in zip(prefill.rows, prefill.places, strict=True):
+                if self._over(row):
+                    finished.append(row)
+                    continue
+                # What was drafted and not confirmed is left out: its keys belong to another text.
+                places.append(place[: row.begin])
+                active.append(row)
+            if places:
+                cache = cache or SlotCache(len(prefill.keys.layers), len(rows), length + room)
+                cache.admit(prefill.keys, places, length)
         return finished, active, cache
 
-    def _ahead(self, rows: Sequence[TextRow]) -> int:
+    def _steps_of_room(self, rows: Sequence[TextRow]) -> int:
         """For how many steps the cache gets room at a time."""
-        return min(AHEAD, max(r.request.decoding.max_new_tokens - len(r.made) for r in rows))
+        return min(AHEAD, max(r.request.decoding.max_new_tokens - len(r.tokens) for r in rows))
 
-    def _fills(self, rows: Sequence[TextRow]) -> Iterator[Filled]:
+    def _prefills(self, rows: Sequence[TextRow]) -> Iterator[Prefill]:
         """Packed forwards, once the first of them has been seen to agree with plain ones; else padded ones."""
         if self.packed is not False:
-            fills = packed(self.model, rows, self.limits, self.vocab)
+            prefills = prefill_packed(self.model, rows, self.limits, self.vocab)
             if self.packed is None:
-                first = self._first_packed(fills)
+                first = self._first_packed(prefills)
                 self.packed = first is not None
-                yield from [first] if first is not None else []
+                if first is not None:
+                    yield first
             if self.packed:
-                yield from fills
+                yield from prefills
                 return
-        yield from padded(self.model, rows, self.limits, self.vocab)
+        yield from prefill_padded(self.model, rows, self.limits, self.vocab)
 
-    def _first_packed(self, fills: Iterator[Filled]) -> Filled | None:
+    def _first_packed(self, prefills: Iterator[Prefill]) -> Prefill | None:
         """The first packed forward; None where this model does not give the same logits as one prompt at a time."""
         try:
-            filled = next(fills)
+            prefill = next(prefills)
         except UserError:
             raise
         except Exception as error:  # whatever a foreign architecture does with a tree mask, padding is there
@@ -283,68 +301,57 @@ class TextCollector:
                 raise
             reraise_ours(error)
             return None
-        every, gaps = range(len(filled.rows)), []
-        # The longest, and the last: most others stand before it.
-        for i in {max(every, key=lambda i: len(filled.places[i])), max(every, key=lambda i: filled.places[i][-1])}:
-            row = filled.rows[i]
+        every = range(len(prefill.rows))
+        longest = max(every, key=lambda i: len(prefill.places[i]))
+        last = max(every, key=lambda i: prefill.places[i][-1])  # most others stand before it
+        gaps = []
+        for i in {longest, last}:
+            row = prefill.rows[i]
             plain = self._plain_logits(row, torch.tensor([row.begin - 1]))
-            best = plain[0].topk(min(LIKELY, plain.shape[-1])).indices  # several: in bfloat16 one may be far off
-            ours = filled.logits[int(filled.reads[i][0])]
-            two = [chosen_logprob(x.expand(len(best), -1), best) for x in (ours, plain)]
-            gaps.append(float((two[0] - two[1]).abs().mean()))
-        return None if max(gaps) > self._tolerance() else filled  # NaN agrees with nothing, whichever way it was made
+            likely = plain[0].topk(min(LIKELY, plain.shape[-1])).indices  # several: in bfloat16 one may be far off
+            packed = prefill.logits[int(prefill.reads[i][0])]
+            packed_logprob = chosen_logprob(packed.expand(len(likely), -1), likely)
+            plain_logprob = chosen_logprob(plain.expand(len(likely), -1), likely)
+            gaps.append(float((packed_logprob - plain_logprob).abs().mean()))
+        return None if max(gaps) > self._tolerance() else prefill  # NaN agrees with nothing, whichever way it was made
 
-    def _confirm(self, filled: Filled) -> None:
-        """Appends to each row what the model confirms of its draft, and the token that it chooses behind it.
+    def _confirm(self, prefill: Prefill) -> None:
+        """Appends to each row what the model confirms of its draft, and the token that it chooses next.
 
         A drafted token counts where it is the model's own choice after all before it, under generation's mask and
         positions. That is what decoding would have done, in one forward instead of one per token.
         """
-        firsts = []
-        for row, reads in zip(filled.rows, filled.reads, strict=True):
+        unfinished: list[TextRow] = []
+        next_reads: list[int] = []
+        for row, reads in zip(prefill.rows, prefill.reads, strict=True):
             confirmed = 0
             if row.draft:
-                logits = filled.logits[send(reads, filled.logits.device)]
+                logits = prefill.logits[send(reads, prefill.logits.device)]
                 for token, drafted in zip(choose(logits[:-1], [None] * len(row.draft)), row.draft, strict=True):
                     if token != drafted or self._over(row):
                         break
-                    row.made.append(token)
+                    row.tokens.append(token)
                     confirmed += 1
                 row.proven += confirmed
-                self._note_logprobs([row] * confirmed, logits[:confirmed], row.made[len(row.made) - confirmed :])
-            firsts.append(int(reads[confirmed]))
-        left = [(row, at) for row, at in zip(filled.rows, firsts, strict=True) if not self._over(row)]
-        if left:
-            where = send(torch.tensor([at for _, at in left]), filled.logits.device)
-            self._choose([row for row, _ in left], filled.logits[where])
-
-    def _left_padded_mask(self, rows: Sequence[TextRow], length: int) -> torch.Tensor:
-        # Made once with room for all that may be written; a step takes the first columns of it.
-        room = max(r.request.decoding.max_new_tokens for r in rows)
-        mask = torch.ones((len(rows), length + room), dtype=torch.long)
-        for i, row in enumerate(rows):
-            start = length - row.begin
-            mask[i, :start] = 0
-            mask[i, [start + h for h in row.request.prompt.hidden]] = 0
-        return send(mask, self.model.device)
-
-    def _step(self, active: Sequence[TextRow], cache: SlotCache, mask: torch.Tensor) -> torch.Tensor:
-        # Counted over attended tokens, not columns: padding and hidden tokens take up columns and have no position.
-        position = [r.request.prompt.attended + len(r.made) - 1 for r in active]
-        sent = send(torch.tensor([[r.made[-1] for r in active], position]), self.model.device)[..., None]
-        self.cost.decode_row_steps += len(active)
-        self.cost.decode_forwards += 1
-        with without_copies(self.model):
-            return logits_at(
-                self.model, torch.arange(len(active), device=sent.device), input_ids=sent[0], position_ids=sent[1],
-                attention_mask=padding_mask(mask, self.model), past_key_values=cache, use_cache=True,
-            )  # fmt: skip
+                self._note_logprobs([row] * confirmed, logits[:confirmed], row.tokens[len(row.tokens) - confirmed :])
+            if not self._over(row):
+                unfinished.append(row)
+                next_reads.append(int(reads[confirmed]))
+        if unfinished:
+            where = send(torch.tensor(next_reads), prefill.logits.device)
+            self._choose(unfinished, prefill.logits[where])
 
     def _choose(self, rows: Sequence[TextRow], logits: torch.Tensor) -> None:
         """Appends the next token to each row: argmax, or a seeded draw; BROKEN without a distribution."""
-        tokens = choose(logits, [self._chooser(row) for row in rows])
+        choosers: list[Chooser | None] = []
+        for row in rows:
+            decoding = row.request.decoding
+            penalty = penalty_of(self.model, decoding)
+            plain = decoding.greedy and penalty == 1.0
+            choosers.append(None if plain else Chooser(decoding, penalty, row.inputs, row.noise))
+        tokens = choose(logits, choosers)
         for row, token in zip(rows, tokens, strict=True):
-            row.made.append(token)
+            row.tokens.append(token)
         self._note_logprobs(rows, logits, tokens)
 
     def _note_logprobs(self, rows: Sequence[TextRow], logits: torch.Tensor, tokens: Sequence[int]) -> None:
@@ -354,12 +361,6 @@ class TextCollector:
         chosen = chosen_logprob(logits, torch.tensor([max(t, 0) for t in tokens]))  # BROKEN is below 0
         for row, logprob in zip(rows, chosen, strict=True):  # where the model is, until they are compared
             row.logprobs.append(logprob)
-
-    def _chooser(self, row: TextRow) -> Chooser | None:
-        penalty = penalty_of(self.model, row.request.decoding)
-        if row.request.decoding.greedy and penalty == 1.0:
-            return None
-        return Chooser(row.request.decoding, penalty, row.inputs, row.noise)
 
     @torch.inference_mode()
     def _decode_plain(self, rows: list[TextRow]) -> list[TextRow]:
@@ -371,27 +372,15 @@ class TextCollector:
 
     def _plain_logits(self, row: TextRow, index: torch.Tensor) -> torch.Tensor:
         """Logits of prompt and text, less any draft: one row, no cache, the model's own mask."""
-        count, hidden = len(row.inputs), set(row.request.prompt.hidden)
+        count = len(row.inputs)
+        hidden = set(row.request.prompt.hidden)
         seen = [int(i not in hidden) for i in range(count)]  # what the dialect hides is hidden on the slow way, too
         self.cost.prefill_tokens += count
-        sent = send(torch.tensor([row.inputs, row.positions[:count], seen]), self.model.device)[:, None]
-        inputs = {"input_ids": sent[0], "position_ids": sent[1], "attention_mask": sent[2]}
-        return logits_at(self.model, index, **inputs, use_cache=False)
+        ids, positions, mask = send(torch.tensor([row.inputs, row.positions[:count], seen]), self.model.device)[:, None]
+        return logits_at(self.model, index, input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
 
 
 # ---- One text in the making -----------------------------------------------------------------------------------------
-# In: a Request, what scoring has shown of its text, and what scoring lets one guess of it. Out: the tokens so far, and
-# what the model must be given next. Callers: collect/texts.py and collect/texts.py.
-
-
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end a text: the generation config's, else the tokenizer's.
-
-    Chat models name several there (end of turn, end of text), of which their tokenizer knows one.
-    """
-    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = tokenizer.eos_token_id if ids is None else ids
-    return frozenset() if ids is None else frozenset(ids if isinstance(ids, (list, tuple)) else [ids])
 
 
 class TextRow:
@@ -400,9 +389,9 @@ class TextRow:
     def __init__(self, request: Request, known: Sequence[int], draft: Sequence[int] = ()) -> None:
         self.request = request
         self.known, self.draft = tuple(known), tuple(draft)
-        self.made = list(known)
-        self.proven = len(self.made)  # and what the prefill confirms of the draft
-        self.logprobs: list[torch.Tensor] = []  # of the tokens behind `known`, kept until the cached way is trusted
+        self.tokens = list(known)
+        self.proven = len(self.tokens)  # and what the prefill confirms of the draft
+        self.logprobs: list[torch.Tensor] = []  # of the tokens after `known`, kept until the cached way is trusted
         decoding = request.decoding
         self.noise: torch.Generator | None = None
         if not decoding.greedy:  # seeded by sample, not by batch: the same text at any batch size
@@ -415,7 +404,7 @@ class TextRow:
 
     @property
     def broken(self) -> bool:
-        return bool(self.made) and self.made[-1] == BROKEN
+        return bool(self.tokens) and self.tokens[-1] == BROKEN
 
     @property
     def begin(self) -> int:
@@ -424,37 +413,38 @@ class TextRow:
 
     @property
     def inputs(self) -> list[int]:
-        return [*self.request.prompt.ids, *self.made]
+        return [*self.request.prompt.ids, *self.tokens]
 
     @property
     def positions(self) -> list[int]:
         """HF's generate numbers attended tokens only; a hidden token sits at position 1."""
-        hidden, out, at = set(self.request.prompt.hidden), [], -1
-        for i in range(len(self.request.prompt.ids) + len(self.made) + len(self.draft)):
-            at += i not in hidden
-            out.append(1 if i in hidden else at)
+        hidden = set(self.request.prompt.hidden)
+        out = []
+        position = 0
+        for i in range(len(self.inputs) + len(self.draft)):
+            if i in hidden:
+                out.append(1)
+            else:
+                out.append(position)
+                position += 1
         return out
 
     @property
     def target(self) -> Target:
         """What the prefill pushes and where its logits are read, as an answer to score: the draft, and what follows."""
-        return Target(
-            (*self.inputs, *self.draft, 0), len(self.request.prompt.ids) + len(self.made), self.request.prompt.hidden
-        )
+        inputs = self.inputs
+        return Target((*inputs, *self.draft, 0), len(inputs), self.request.prompt.hidden)
 
 
 # ---- Prompts through the model, before decoding begins --------------------------------------------------------------
 # Packed like answers to be scored: a beginning that prompts share (a system prompt, or all of it where one prompt is
 # sampled often) goes through the model once, and nothing is padded. Behind its prompt each row may carry a draft,
 # tokens that it probably continues with; the logits at the draft confirm them or not, under generation's own mask and
-# positions.
-#
-# In: TextRows. Out: one Filled per forward. Caller: collect/texts.py, which also checks the packed way against a plain
-# forward before it is used; `padded` is for models that do not pass.
+# positions. Models for which the packed way does not give a plain forward's logits get padded prompts.
 
 
 @dataclass(frozen=True)
-class Filled:
+class Prefill:
     """What one forward gave. Its keys stay where the forward put them until a cache takes them over."""
 
     rows: list[TextRow]
@@ -466,45 +456,43 @@ class Filled:
 
 
 @torch.inference_mode()
-def packed(model: Any, rows: Sequence[TextRow], limits: Limits, vocab: int) -> Iterator[Filled]:
+def prefill_packed(model: Any, rows: Sequence[TextRow], limits: Limits, vocab: int) -> Iterator[Prefill]:
     """Each distinct beginning once."""
     packing = pack([row.target for row in rows], limits, vocab)
     tree = packing.tree
     for batch in packing.batches:
-        yield _packed_batch(model, rows, tree, batch)
-
-
-def _packed_batch(model: Any, rows: Sequence[TextRow], tree: Tree, batch: Batch) -> Filled:
-    width = batch.width
-    ids, position, end, hidden = columns = np.zeros((4, len(batch.rows), width), np.int64)
-    members: list[int] = []
-    places: list[Array] = []
-    for r, (row, here) in enumerate(zip(batch.rows, batch.targets, strict=True)):
-        ids[r, : len(row.nodes)] = tree.token[row.nodes]
-        end[r, : len(row.nodes)] = row.end
-        hidden[r, : len(row.nodes)] = tree.hidden[row.nodes]
-        order = np.argsort(row.nodes)
-        for t in here:
-            column = order[np.searchsorted(row.nodes, tree.path(t), sorter=order)]
-            position[r, column] = rows[t].positions  # those that share a node share all before it: the same number
-            places.append(column + r * width)
-        members += here
-    reads = [place[rows[t].begin - 1 :] for t, place in zip(members, places, strict=True)]
-    index, flat = np.unique(np.concatenate(reads), return_inverse=True)
-    keys = Cache(layer_class_to_replicate=DynamicLayer)
-    sent = send(columns, model.device)
-    with tree_attention(model, batch.rows, width):
-        logits = logits_at(
-            model, torch.from_numpy(index), input_ids=sent[0], position_ids=sent[1],
-            attention_mask=additive(tree_mask(sent[2], sent[3].bool()), model.dtype), past_key_values=keys,
-            use_cache=True,
-        )  # fmt: skip
-    where = np.split(flat, np.cumsum([len(r) for r in reads])[:-1])
-    return Filled([rows[t] for t in members], logits, where, keys, places, ids.size)
+        width = batch.width
+        ids, position, end, hidden = columns = np.zeros((4, len(batch.rows), width), np.int64)
+        members: list[TextRow] = []
+        places: list[Array] = []
+        for r, (packed_row, targets) in enumerate(zip(batch.rows, batch.targets, strict=True)):
+            nodes = packed_row.nodes
+            ids[r, : len(nodes)] = tree.token[nodes]
+            end[r, : len(nodes)] = packed_row.end
+            hidden[r, : len(nodes)] = tree.hidden[nodes]
+            order = np.argsort(nodes)
+            for target in targets:
+                column = order[np.searchsorted(nodes, tree.path(target), sorter=order)]
+                # Rows that share a node share all before it, so they give it the same position.
+                position[r, column] = rows[target].positions
+                places.append(column + r * width)
+                members.append(rows[target])
+        reads = [place[row.begin - 1 :] for row, place in zip(members, places, strict=True)]
+        index, flat = np.unique(np.concatenate(reads), return_inverse=True)
+        keys = Cache(layer_class_to_replicate=DynamicLayer)
+        ids_there, position_there, end_there, hidden_there = send(columns, model.device)
+        mask = additive(tree_mask(end_there, hidden_there.bool()), model.dtype)
+        with tree_attention(model, batch.rows, width):
+            logits = logits_at(
+                model, torch.from_numpy(index), input_ids=ids_there, position_ids=position_there, attention_mask=mask,
+                past_key_values=keys, use_cache=True,
+            )  # fmt: skip
+        where = np.split(flat, np.cumsum([len(r) for r in reads])[:-1])
+        yield Prefill(members, logits, where, keys, places, ids.size)
 
 
 @torch.inference_mode()
-def padded(model: Any, rows: Sequence[TextRow], limits: Limits, vocab: int) -> Iterator[Filled]:
+def prefill_padded(model: Any, rows: Sequence[TextRow], limits: Limits, vocab: int) -> Iterator[Prefill]:
     """Groups of like length, padded on the left: what every architecture with a cache can do."""
     order = sorted(rows, key=lambda r: -len(r.positions))
     while order:
@@ -513,29 +501,25 @@ def padded(model: Any, rows: Sequence[TextRow], limits: Limits, vocab: int) -> I
         fitting = int(np.searchsorted(cells, limits.logit_cells, side="right"))
         group = order[: max(1, min(limits.tokens // width, fitting))]
         order = order[len(group) :]
-        yield _padded_group(model, group, width)
-
-
-def _padded_group(model: Any, group: list[TextRow], width: int) -> Filled:
-    ids = np.zeros((len(group), width), np.int64)
-    position = np.ones((len(group), width), np.int64)  # padding sits at 1, as in HF's generate
-    mask = np.zeros((len(group), width), np.int64)
-    places = []
-    for i, row in enumerate(group):
-        start = width - len(row.positions)
-        ids[i, start:] = [*row.inputs, *row.draft]
-        position[i, start:] = row.positions
-        mask[i, start:] = 1
-        mask[i, [start + h for h in row.request.prompt.hidden]] = 0
-        places.append(np.arange(start, width) + i * width)
-    reads = [place[row.begin - 1 :] for row, place in zip(group, places, strict=True)]
-    keys = Cache(layer_class_to_replicate=DynamicLayer)
-    sent = send(np.stack([ids, position, mask]), model.device)
-    with without_copies(model):
-        logits = logits_at(
-            model, torch.from_numpy(np.concatenate(reads)), input_ids=sent[0], attention_mask=sent[2],
-            position_ids=sent[1], past_key_values=keys, use_cache=True,
-        )  # fmt: skip
-    counts = [len(r) for r in reads]
-    where = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
-    return Filled(group, logits, where, keys, places, ids.size)
+        ids, position, mask = columns = np.zeros((3, len(group), width), np.int64)
+        position[:] = 1  # padding sits at 1, as in HF's generate
+        places, reads = [], []
+        for i, row in enumerate(group):
+            start = width - len(row.positions)
+            ids[i, start:] = [*row.inputs, *row.draft]
+            position[i, start:] = row.positions
+            mask[i, start:] = 1
+            mask[i, [start + h for h in row.request.prompt.hidden]] = 0
+            place = np.arange(start, width) + i * width
+            places.append(place)
+            reads.append(place[row.begin - 1 :])
+        keys = Cache(layer_class_to_replicate=DynamicLayer)
+        ids_there, position_there, mask_there = send(columns, model.device)
+        with without_copies(model):
+            logits = logits_at(
+                model, torch.from_numpy(np.concatenate(reads)), input_ids=ids_there, attention_mask=mask_there,
+                position_ids=position_there, past_key_values=keys, use_cache=True,
+            )  # fmt: skip
+        counts = [len(r) for r in reads]
+        where = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+        yield Prefill(group, logits, where, keys, places, ids.size)

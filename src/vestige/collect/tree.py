@@ -106,7 +106,7 @@ def build_tree(targets: Sequence[Target]) -> Tree:
     parent = np.asarray(parents)
 
     def predictors(i: int) -> Array:
-        # The logits at a token predict the token behind it: labels from `start` on are read one place earlier.
+        # The logits at a token predict the token after it: labels from `start` on are read one place earlier.
         count = len(targets[i].ids) - targets[i].start
         first, last = own[i].tolist()
         return path_end(parent, first, last, count)
@@ -201,16 +201,16 @@ def _first_fit(bins: list[_Bin], room: int) -> list[_Bin]:
 def _row(tree: Tree, top: _Bin) -> PackedRow:
     """A bin's nodes as a row. Bins that met again above a fork both hold the path to it, which counts once."""
     # A stack instead of recursion: bins nest as deep as an answer is long, Python's limit is 1,000.
-    found: list[range] = []
+    parts: list[range] = []
     stack: list[range | _Bin] = [top]
     while stack:
         item = stack.pop()
         if isinstance(item, _Bin):
             stack.extend(item.parts)
         else:
-            found.append(item)
+            parts.append(item)
     out: list[range] = []
-    for part in sorted(found, key=lambda r: r.start):
+    for part in sorted(parts, key=lambda r: r.start):
         if out and part.start <= out[-1].stop:
             out[-1] = range(out[-1].start, max(out[-1].stop, part.stop))
         else:

@@ -114,7 +114,7 @@ def _packed(targets: list[Target], how: PackingEstimate) -> tuple[int, int, int]
         return 0, 0, 0
     import torch
 
-    limits = default_limits(how.vocab, torch.cuda.is_available(), how.batch_tokens)
+    limits = default_limits(torch.cuda.is_available(), how.batch_tokens)
     packing = pack(targets, limits, how.vocab)
     cells = max(sum(len(packing.tree.predictors[t]) for row in b.targets for t in row) for b in packing.batches)
     return packing.tokens, len(packing.batches), min(cells * how.vocab, limits.logit_cells)

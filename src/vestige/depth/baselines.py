@@ -75,7 +75,7 @@ def _states(handle: ModelHandle, wants: Sequence[PatchWant], ask: DepthAsk) -> M
 
 def _fisher(handle: ModelHandle, wants: Sequence[PatchWant], ask: DepthAsk) -> list[Array] | str:
     """The Fisher information of each block, or why there is none."""
-    from vestige.collect.patch import fisher
+    from vestige.collect.gradients import fisher
 
     loaded = handle.get()
     if loaded.quantization:

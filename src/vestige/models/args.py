@@ -1,7 +1,7 @@
 """What a user may say about a model, what `auto` means on this machine, and in which precision a model computes.
 
-In: ModelArgs, one small record that every file of this room reads. Out: device, precision, attention and quantisation
-as they are handed to transformers. Callers: this room; the flags of every verb that loads a model make the record.
+In: ModelArgs, one small record that the whole package reads. Out: device, precision, attention and quantisation
+as they are handed to transformers. Callers: this package; the flags of every verb that loads a model make the record.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def check_names(args: ModelArgs) -> None:
         if name not in known and not (name is None and kind in optional):
             raise unknown_name(kind, str(name), known)
     if args.compute_dtype is not None and args.quantization != "4bit":
-        said = f"quantization is {args.quantization}" if args.quantization else "no quantization is asked for"
-        raise UserError(f"compute_dtype is what 4-bit layers multiply in, and {said}; leave it out.")
+        reason = f"quantization is {args.quantization}" if args.quantization else "no quantization is asked for"
+        raise UserError(f"compute_dtype is what 4-bit layers multiply in, and {reason}; leave it out.")
 
 
 def choose_device(name: str) -> str:
@@ -177,3 +177,8 @@ def compute_dtype(model: Any) -> str | None:
 def precision(model: Any) -> str:
     """What a model's products are rounded to: its own type, or that of its 4-bit layers."""
     return compute_dtype(model) or str(model.dtype).removeprefix("torch.")
+
+
+def text_config(config: Any) -> Any:
+    """The configuration of the part that reads text: models that see pictures keep one inside their own."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config

@@ -7,8 +7,8 @@ shared keys where they are, with the same bits; the attention of a decoding step
 plain ways that fast ones are checked against do not use it, so those checks cover it. (Two plain products per step,
 with keys laid out for them, were measured too: not faster than torch's kernel.)
 
-In: a model and what it is asked. Out: logits (positions, vocabulary), for reductions of the room collect; contexts in
-which forwards cost less. Callers: whatever runs a model in the rooms collect, samplers and unlearn.
+In: a model and what it is asked. Out: logits (positions, vocabulary), for reductions in collect; contexts in
+which forwards cost less. Callers: whatever runs a model in collect, samplers and unlearn.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from vestige.models.args import text_config
 from vestige.types import Array
 
 Attention = Callable[..., Any]
@@ -48,19 +49,21 @@ def without_copies(model: Any) -> AbstractContextManager[None]:
 
 def shares_keys(model: Any) -> bool:
     """Whether several query heads of this model share keys, on a CPU and in the library's sdpa attention."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    heads, kept = getattr(config, "num_attention_heads", None), getattr(config, "num_key_value_heads", None)
-    on_cpu = model.device.type == "cpu" and getattr(model.config, "_attn_implementation", None) == "sdpa"
-    return bool(on_cpu and heads and kept and heads != kept and _reads_shared_keys(model.dtype))
+    if model.device.type != "cpu" or getattr(model.config, "_attn_implementation", None) != "sdpa":
+        return False
+    config = text_config(model.config)
+    heads = getattr(config, "num_attention_heads", None)
+    key_heads = getattr(config, "num_key_value_heads", None)
+    return bool(heads and key_heads and heads != key_heads and _reads_shared_keys(model.dtype))
 
 
 def grouped(whole: Attention) -> Attention:
     """`whole`, less the copies: a masked call with fewer key heads than query heads goes to torch as it is."""
 
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-        plain = options.get("position_bias") is options.get("cache") is options.get("softcap") is None
-        if attention_mask is None or not plain or key.shape[1] == query.shape[1] or torch.is_grad_enabled():
-            # Without a mask transformers does not copy either. A bias, a paged cache, gradients: its own way is right.
+        special = any(options.get(name) is not None for name in ("position_bias", "cache", "softcap"))
+        copies = attention_mask is not None and key.shape[1] != query.shape[1]  # without a mask nothing is copied
+        if special or not copies or torch.is_grad_enabled():
             return whole(module, query, key, value, attention_mask, **options)
         out = scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, dropout_p=options.get("dropout", 0.0),
@@ -91,9 +94,6 @@ def _reads_shared_keys(dtype: torch.dtype) -> bool:
 
 # ---- what goes to a device, and what comes out of the output layer ----------------------------------------------
 
-# Page-locked memory for what goes to a GPU: the copy then overlaps with work. Never run yet, so off (docs/gpu.md).
-PINNED = False
-
 
 def send(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
     """Host numbers on a device, without waiting for it. On a CPU they are what they were.
@@ -103,7 +103,7 @@ def send(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     if device.type == "cpu" or tensor.device == device:
         return tensor.to(device)
-    return (tensor.pin_memory() if PINNED and tensor.device.type == "cpu" else tensor).to(device, non_blocking=True)
+    return tensor.to(device, non_blocking=True)
 
 
 @contextmanager
@@ -162,59 +162,3 @@ def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     out = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     out.masked_fill_(~allowed, torch.finfo(dtype).min)
     return out[:, None]
-
-
-# ---- Packed trees without a dense mask: torch's FlexAttention, with the rule of the tree instead of its cells -------
-# Off unless `FLEX_TREES` is set: on a GPU, where it is meant to help, it has never run (docs/gpu.md). The kernel is
-# compiled on first use. Which blocks of a row hide everything is found once per batch, and all layers share it.
-FLEX_TREES = False  # only for models with sdpa attention
-
-
-def tree_blocks(end: torch.Tensor, hidden: torch.Tensor) -> Any:
-    """The block mask of packed rows: a query looks at its ancestors and itself, less hidden tokens.
-
-    `end` (rows, width): where each position's subtree ends, 0 for padding. A query that would see nothing sees itself.
-    """
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    rows, width = end.shape
-    alone = _sees_nothing(end, hidden)
-
-    def looks(row: Any, head: Any, query: Any, key: Any) -> Any:
-        above = (key <= query) & (query < end[row, key]) & ~hidden[row, key]
-        return above | ((query == key) & alone[row, query])
-
-    return create_block_mask(looks, rows, None, width, width, device=str(end.device))
-
-
-def _sees_nothing(end: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """Per position: is there no visible ancestor, itself included? Each visible token counts from itself to its end."""
-    at = torch.arange(end.shape[1], device=end.device)
-    visible = (~hidden & (end > at)).to(torch.int32)
-    changes = torch.nn.functional.pad(visible, (0, 1)).scatter_add(1, end, -visible)
-    return changes[:, :-1].cumsum(dim=1) == 0
-
-
-def flexing() -> AbstractContextManager[None]:
-    """While open, calls of sdpa attention with a block mask go to the compiled kernel."""
-    return attending(_flexible)
-
-
-def _flexible(whole: Attention) -> Attention:
-    from torch.nn.attention.flex_attention import BlockMask
-
-    def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-        if not isinstance(attention_mask, BlockMask):
-            return whole(module, query, key, value, attention_mask, **options)
-        shared = key.shape[1] != query.shape[1]
-        out = _kernel()(query, key, value, block_mask=attention_mask, scale=options.get("scaling"), enable_gqa=shared)
-        return out.transpose(1, 2).contiguous(), None
-
-    return attend
-
-
-@cache
-def _kernel() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention)

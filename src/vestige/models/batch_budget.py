@@ -2,13 +2,15 @@
 
 In: a model. Out: rows of a batch, and cells (rows x columns) of its key/value cache. Caller: collect/backend.py.
 All of a device's memory counts, not what is free at the moment: batches of a resumed run must be those of the first,
-and the rows beside a text decide the last bits of its logits. What others use of the device shows as running out of
+and the other rows of a batch decide the last bits of its logits. What others use of the device shows as running out of
 memory, which halves the batches.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+from vestige.models.args import text_config
 
 
 class BatchBudget(NamedTuple):
@@ -47,14 +49,14 @@ def text_batch_budget(model: Any, rows: int | None = None) -> BatchBudget:
 
 def cell_size(config: Any) -> int | None:
     """Keys and values of one token in all layers, as numbers; None where a configuration does not have their shape."""
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = text_config(config)
     layers, heads, width = (
         getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )
     if not (layers and heads and width):
         return None
-    kept = getattr(config, "num_key_value_heads", None) or heads
-    return int(2 * layers * kept * (getattr(config, "head_dim", None) or width // heads))
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * layers * key_heads * (getattr(config, "head_dim", None) or width // heads))
 
 
 def _power_of_two(limit: float) -> int:

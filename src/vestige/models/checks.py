@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError, did_you_mean, how_to_install, unknown_name
+from vestige.errors import UserError, how_to_install
 from vestige.models.args import ModelArgs
 from vestige.models.families import auto_class, diffusion_kind, find_family, marked_family, native_settings
 from vestige.models.foreign import quiet
@@ -41,7 +41,7 @@ def check_place(place: Place, args: ModelArgs) -> None:
     if args.quantization:
         need_package("bitsandbytes", "quant", f"{args.quantization} quantisation")
     check_weights(place, args)
-    return check_config(place, weight_names(place.directory, False, args), args.trust_remote_code)
+    return check_config(place, weight_names(place.directory, False, args))
 
 
 def check_architecture(name: str, config: dict[str, Any], trusted: bool, diffusion: str | None = None) -> None:
@@ -160,14 +160,14 @@ def check_safetensors(path: Path) -> None:
     raise UserError(f"'{path}' is damaged or cut short; copy or download it again.")
 
 
-def tensor_names(path: Path) -> list[str]:
-    """The names of the tensors in a weight file, from its header; nothing for files that have none (pickles)."""
-    from safetensors import safe_open
-
+def tensor_types(path: Path) -> dict[str, str]:
+    """The tensors of a weight file and their types, from its header; nothing for files that have none (pickles)."""
     if path.suffix != ".safetensors":
-        return []
-    with safe_open(path, framework="numpy") as file:
-        return list(file.keys())
+        return {}
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    return {name: str(facts["dtype"]) for name, facts in header.items() if name != "__metadata__"}
 
 
 def _check_adapter(place: Place) -> None:
@@ -213,28 +213,19 @@ def need_package(package: str, extra: str, purpose: str) -> None:
 
 # ---- settings of config.json and generation_config.json ---------------------------------------------------------
 
-ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
 PLAIN = {"F64", "F32", "F16", "BF16"}
 MARKS = ("scale", "scale_inv", "absmax", "quant_map", "scb", "zeros", "zero_point", "qweight", "scales", "qzeros")
 
 
-def check_config(place: Place, names: list[str], trusted: bool) -> None:
-    """Refuses what config.json and generation_config.json of a checkpoint say wrongly; `names`: its weight files.
-
-    `trusted`: the checkpoint brings its own code, which may know more activations and positions than transformers.
-    """
+def check_config(place: Place, names: list[str]) -> None:
+    """Refuses what config.json and generation_config.json of a checkpoint say wrongly; `names`: its weight files."""
     config = place.config
-    parts: list[Mapping[str, Any]] = [config]
+    _check_attention(place.name, config)
     for key, value in config.items():
         if key.endswith("_config") and isinstance(value, Mapping):
-            parts.append(value)
-    for part in parts:
-        _check_attention(place.name, part)
-        if not trusted:
-            _check_activation(place.name, part)
-            _check_rope(place.name, part)
+            _check_attention(place.name, value)
     if isinstance(config.get("quantization_config"), Mapping):
         _check_quantised(place, config["quantization_config"], names)
     _check_generation(place.directory / "config.json", config)
@@ -245,8 +236,8 @@ def check_config(place: Place, names: list[str], trusted: bool) -> None:
 
 def _check_attention(name: str, config: Mapping[str, Any]) -> None:
     for key in ATTENTION:
-        said = config.get(key)
-        for kernel in said.values() if isinstance(said, Mapping) else [said]:
+        value = config.get(key)
+        for kernel in value.values() if isinstance(value, Mapping) else [value]:
             if kernel is not None and (not isinstance(kernel, str) or "/" in kernel):
                 raise UserError(
                     f"The config.json of '{name}' sets {key} to {kernel!r}, which is code to be fetched from a hub; "
@@ -254,77 +245,40 @@ def _check_attention(name: str, config: Mapping[str, Any]) -> None:
                 )
 
 
-def _check_activation(name: str, config: Mapping[str, Any]) -> None:
-    from transformers.activations import ACT2FN
-
-    for key in ACTIVATIONS:
-        said = config.get(key)
-        if said is not None and (not isinstance(said, str) or said not in ACT2FN):
-            near = did_you_mean(str(said), ACT2FN)
-            raise UserError(f"The config.json of '{name}': transformers has no {key} called {said!r}.{near}")
-
-
-def _check_rope(name: str, config: Mapping[str, Any]) -> None:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    # mrope, su: published configs say so, and it is renamed; axial: Gemma 4's vision part computes it by itself.
-    known = {*ROPE_INIT_FUNCTIONS, "default", "mrope", "su", "axial"}
-    for key in ("rope_scaling", "rope_parameters"):
-        said = config.get(key)
-        if said is None:
-            continue
-        if not isinstance(said, Mapping):
-            raise UserError(f"The config.json of '{name}': {key} should be an object, it is {said!r}; save it again.")
-        for part in (said, *said.values()):  # one for all layers, or one for each type of layer
-            kind = part.get("rope_type", part.get("type")) if isinstance(part, Mapping) else None
-            if kind is not None and (not isinstance(kind, str) or kind not in known):
-                where = f"rope_type in the config.json of '{name}':"
-                raise unknown_name(where, str(kind), known, "A newer transformers may know it.")
-
-
-def _check_quantised(place: Place, said: Mapping[str, Any], names: list[str]) -> None:
+def _check_quantised(place: Place, settings: Mapping[str, Any], names: list[str]) -> None:
     """A quantization_config promises packed weights. Read as such, plain ones are refused or rounded unasked."""
-    files = [place.directory / name for name in names if name.endswith(".safetensors")]
-    tensors = [tensor for file in files for tensor in _tensors(file)]
-    if tensors and all(dtype in PLAIN and not _is_mark(name) for name, dtype in tensors):
-        method = said.get("quant_method", "an unnamed method")
+    types: dict[str, str] = {}
+    for name in names:
+        types |= tensor_types(place.directory / name)
+    for name, dtype in types.items():
+        # Scales or packed weights are there: the config tells the truth.
+        last = name.lower().rsplit(".", 1)[-1]
+        if dtype not in PLAIN or last.endswith(MARKS) or ".quant_state." in name.lower():
+            return
+    if types:
+        method = settings.get("quant_method", "an unnamed method")
         raise UserError(
             f"The config.json of '{place.name}' says that its weights are quantised ({method}), but they are plain "
-            f"{tensors[0][1]} tensors; remove quantization_config from it (and use quantization=4bit to quantise them)."
+            f"{next(iter(types.values()))} tensors; remove quantization_config from it (and use quantization=4bit to "
+            "quantise them)."
         )
-
-
-def _is_mark(name: str) -> bool:
-    """Whether a tensor's name is that of a scale or packed weights."""
-    last = name.lower().rsplit(".", 1)[-1]
-    return last.endswith(MARKS) or ".quant_state." in name.lower()
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, str]]:
-    """The tensors of a safetensors file and their types, from its header."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    for name, facts in header.items():
-        if name != "__metadata__":
-            yield name, str(facts["dtype"])
 
 
 def _check_generation(path: Path, config: Mapping[str, Any]) -> None:
     for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
-        said = config.get(key)
-        for token in said if isinstance(said, list) else [said]:
+        value = config.get(key)
+        for token in value if isinstance(value, list) else [value]:
             if token is not None and (not isinstance(token, int) or isinstance(token, bool)):
-                raise UserError(f"'{path}': {key} must be a token's number or a list of them, it is {said!r}.")
+                raise UserError(f"'{path}': {key} must be a token's number or a list of them, it is {value!r}.")
     check_penalty(config.get("repetition_penalty"), f"'{path}'")
 
 
-def check_penalty(said: Any, where: str) -> None:
+def check_penalty(value: Any, where: str) -> None:
     """A penalty multiplies or divides logits: 0 has no meaning, a negative one would turn dislikes into likes."""
-    if said is None:
+    if value is None:
         return
-    if not isinstance(said, (int, float)) or isinstance(said, bool) or not 0 < said < float("inf"):
-        raise UserError(f"{where}: repetition_penalty must be a number above 0 (1 is none), it is {said!r}.")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise UserError(f"{where}: repetition_penalty must be a number above 0 (1 is none), it is {value!r}.")
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
@@ -332,9 +286,9 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         for key in CONTEXT:
-            said = part.get(key)
-            if isinstance(said, int) and not isinstance(said, bool) and said > 0:
-                return said
+            value = part.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
     return None
 
 
@@ -422,7 +376,7 @@ def refuse_gaps(
 
 
 def refuse_doubles(name: str, stored: Iterable[str], native: Callable[[str], str]) -> None:
-    """Two tensors of a checkpoint for one parameter: only one would be read, and nobody could say which."""
+    """Two tensors of a checkpoint for one parameter: only one would be read, and it is unknown which."""
     seen: dict[str, str] = {}
     for theirs in stored:
         other = seen.setdefault(native(theirs), theirs)

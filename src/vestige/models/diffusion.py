@@ -105,7 +105,7 @@ class MaskPredictor:
             )
         self._check_local(allowed.shape[-1])
         self._count(ids)
-        # A query that may see nothing (padding) sees itself: softmax needs something, and nobody reads the result.
+        # A query that may see nothing (padding) sees itself: softmax needs something, and the result is not read.
         offset = allowed.shape[-1] - allowed.shape[-2]
         lonely = ~allowed.any(dim=-1)
         allowed = allowed.clone()
@@ -206,7 +206,7 @@ def _first(*values: Any) -> Any:
 def _ids(*values: Any) -> tuple[int, ...]:
     """Single ids and lists of ids as one tuple, each once, in order."""
     lists = [value if isinstance(value, (list, tuple)) else [value] for value in values if value is not None]
-    flat = [v for found in lists for v in found]
+    flat = [v for parts in lists for v in parts]
     return tuple(dict.fromkeys(int(v) for v in flat))
 
 
@@ -271,8 +271,8 @@ def own_sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
     """
     bound = generation.get("sampler_config") or {}
     bound = bound.get("entropy_bound") if isinstance(bound, Mapping) else getattr(bound, "entropy_bound", None)
-    said = {**generation, "steps_per_block": generation.get("max_denoising_steps"), "entropy_bound": bound}
-    return {name: default if said.get(name) is None else said[name] for name, default in DEFAULTS.items()}
+    settings = {**generation, "steps_per_block": generation.get("max_denoising_steps"), "entropy_bound": bound}
+    return {name: default if settings.get(name) is None else settings[name] for name, default in DEFAULTS.items()}
 
 
 def canvas_predictor(model: Any, tokenizer: Any) -> CanvasPredictor:
@@ -326,5 +326,5 @@ def drop_vision(model: Any, report: Mapping[str, Any]) -> dict[str, list[str]]:
     encoder = model.model.encoder
     encoder.vision_tower = encoder.embed_vision = None
     names = ("missing_keys", "mismatched_keys", "unexpected_keys")
-    found = {n: [k[0] if isinstance(k, tuple) else k for k in report.get(n, ())] for n in names}
-    return {n: [k for k in keys if not any(part in k for part in VISION)] for n, keys in found.items()}
+    by_kind = {n: [k[0] if isinstance(k, tuple) else k for k in report.get(n, ())] for n in names}
+    return {n: [k for k in keys if not any(part in k for part in VISION)] for n, keys in by_kind.items()}

@@ -1,7 +1,7 @@
 """Diffusion families: how each is recognised, and how it wants to be asked. `FAMILIES` is the one table.
 
     config.json --diffusion_kind--> how it wants to be asked (models/diffusion.py)
-    config.json --find_family--> Family, whose files are read into transformers' own class (models/families.py)
+    config.json --find_family--> Family, whose files are read into transformers' own class
 
 A published family that is one of transformers' architectures under other names loads without its authors' code, which
 newer versions of transformers no longer run; one that is a renamed Llama is one entry. No model is built here, and
@@ -180,10 +180,10 @@ def register_family(family: Family) -> Family:
 
 def described(family: Family) -> str:
     """All that a record says, for the name of what is computed with it; functions by their source."""
-    said = {f.name: getattr(family, f.name) for f in fields(family)}
+    values = {f.name: getattr(family, f.name) for f in fields(family)}
     if family.derive is not None:
-        said["derive"] = inspect.getsource(family.derive)
-    return json.dumps(said, sort_keys=True, default=str)
+        values["derive"] = inspect.getsource(family.derive)
+    return json.dumps(values, sort_keys=True, default=str)
 
 
 def find_family(config: FamilyConfig) -> Family | None:
@@ -201,11 +201,11 @@ def find_family(config: FamilyConfig) -> Family | None:
     return None
 
 
-def tokenizer_class(said: str, default: str) -> str:
+def tokenizer_class(name: str, default: str) -> str:
     """The class of transformers that a tokenizer class of a published family is."""
     for family in FAMILIES:
-        if said in family.tokenizers:
-            return family.tokenizers[said]
+        if name in family.tokenizers:
+            return family.tokenizers[name]
     return default
 
 
@@ -283,15 +283,13 @@ def has_pictures(config: FamilyConfig) -> bool:
     return config.get("model_type") == CANVAS and bool(config.get("vision_config"))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# A published family's files as a model of transformers' own class: its settings and its tensors by their names there.
+# ---- A family's config.json and tensors by the names of transformers' own class -------------------------------------
 #
-# Family, config.json --native_config--> a config of transformers' class tensors of the files --renamings--> its
-# parameters (while they are read: no tensor is copied)
+#     Family, config.json --native_config--> a config of transformers' class
+#     tensors of the files --renamings--> its parameters (while they are read: no tensor is copied)
 #
-# What an entry of models/families.py does not cover is refused by name, because a model with a setting that was passed
-# over would compute other numbers without a word. Callers: load.py, checks.py, adapters.py, tokenizer.py and
-# publish.py of this room, costs/depth.py.
+# What an entry of FAMILIES does not cover is refused by name, because a model with a setting that was passed over would
+# compute other numbers without a word.
 
 # Settings of a published config that say nothing of what the model computes, or that would call for its code.
 NOT_OURS = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype", "_name_or_path")
@@ -406,9 +404,9 @@ def published_name(family: Family, name: str) -> str:
 
 def _renamed(name: str, pairs: Iterable[tuple[str, str]]) -> str:
     for source, target in pairs:
-        found = _compiled(source).match(name)
-        if found:
-            return found.expand(target.replace("{n}", r"\1")) + name[found.end() :]
+        match = _compiled(source).match(name)
+        if match:
+            return match.expand(target.replace("{n}", r"\1")) + name[match.end() :]
     return name
 
 
@@ -516,6 +514,6 @@ def _write_tensors(tensors: Mapping[str, Any], directory: Path, shard: str) -> N
 def _copy_files(source: Path, directory: Path) -> None:
     """Tokenizer, chat template, generation settings and code, byte for byte."""
     for file in sorted(source.iterdir()):
-        kept = any(fnmatch(file.name, p) for p in SMALL_FILES) and not any(fnmatch(file.name, p) for p in WRITTEN)
-        if kept and file.is_file():
+        copied = any(fnmatch(file.name, p) for p in SMALL_FILES) and not any(fnmatch(file.name, p) for p in WRITTEN)
+        if copied and file.is_file():
             shutil.copyfile(file, directory / file.name)

@@ -117,8 +117,8 @@ def fingerprint_place(place: Place, args: ModelArgs, volatile: AbstractSet[str] 
         for file, digest in zip(files, digests(files), strict=True):
             parts += [file.name, digest]
     whole = place.base or place
-    if said := "" if whole.gguf else plugged_family(whole.config):
-        parts.append(said)
+    if plugged := "" if whole.gguf else plugged_family(whole.config):
+        parts.append(plugged)
     if options := args.extra.keys() - {*HUB_KEYS, "use_safetensors", ALLOW_UNUSED}:
         # Other from_pretrained arguments can override the config, and so change the model.
         parts.append(json.dumps({name: args.extra[name] for name in options}, sort_keys=True, default=repr))
@@ -135,7 +135,7 @@ def _settings_files(place: Place) -> list[Path]:
 def _content_files(place: Place, args: ModelArgs) -> list[Path]:
     """The files of which every byte counts: weights, and code that they bring."""
     names = weight_names(place.directory, place.kind == "adapter", args)
-    # A published family never runs the code beside it: the same weights have the same name with and without trust.
+    # A published family never runs the code in its folder: the same weights have the same name with and without trust.
     runs = args.trust_remote_code and (place.kind == "adapter" or find_family(place.config) is None)
     return [*map(place.directory.joinpath, names), *(sorted(place.directory.glob("*.py")) if runs else [])]
 
@@ -163,9 +163,9 @@ class FileWatch:
 
     def fingerprint(self) -> str:
         """The fingerprint of what was there all the time since this began."""
-        made = fingerprint_place(self.place, self.args)
+        result = fingerprint_place(self.place, self.args)
         self.check()
-        return made
+        return result
 
     def check(self, known: str = "") -> None:
         """Refuses to go on when a file changed; `known` is a fingerprint with which a change of times only passes."""
@@ -202,23 +202,25 @@ def stable(config: Any, volatile: AbstractSet[str] = VOLATILE) -> Any:
 def digests(files: Iterable[Path]) -> list[str]:
     """The content digest of each file, from memory where the file has not changed."""
     paths, known = list(map(Path.resolve, files)), _read_cache()
-    stamps, found = {path: _stamp(path) for path in paths}, {}
+    stamps, digest_by_path = {path: _stamp(path) for path in paths}, {}
     for path, stamp in stamps.items():
         remembered, digest = known.get(str(path), ("", ""))
         if remembered == stamp:
-            found[path] = digest
-    todo = sorted(stamps.keys() - found.keys())
+            digest_by_path[path] = digest
+    todo = sorted(stamps.keys() - digest_by_path.keys())
     if todo:
         with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
-            found |= dict(zip(todo, pool.map(_digest, todo), strict=True))
+            digest_by_path |= dict(zip(todo, pool.map(_digest, todo), strict=True))
         settled = time.time() - SETTLED_SECONDS
-        _remember({str(path): [stamps[path], found[path]] for path in todo if path.stat().st_ctime < settled})
-    return [found[path] for path in paths]
+        fresh = {str(path): [stamps[path], digest_by_path[path]] for path in todo if path.stat().st_ctime < settled}
+        if fresh:
+            _remember(fresh)
+    return [digest_by_path[path] for path in paths]
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, functools.partial(hashlib.blake2b, digest_size=16)).hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _stamp(path: Path) -> str:
@@ -246,12 +248,10 @@ def _read_cache() -> dict[str, list[str]]:
 
 def _remember(fresh: dict[str, list[str]]) -> None:
     """Add to the memory in one rename, so that no reader sees half a file; failing to do so is harmless."""
-    if not fresh:
-        return
     target, known = cache_file(), _read_cache()
-    kept = {path: entry for path, entry in known.items() if Path(path).exists()}
+    existing = {path: entry for path, entry in known.items() if Path(path).exists()}
     with contextlib.suppress(OSError, UserError):
-        write_file(target, json.dumps(kept | fresh, indent=0, sort_keys=True).encode())
+        write_file(target, json.dumps(existing | fresh, indent=0, sort_keys=True).encode())
 
 
 def fingerprint_module(model: Any, volatile: AbstractSet[str] = VOLATILE) -> str:
@@ -289,7 +289,7 @@ def _offloaded_bytes(model: Any, name: str) -> Any:
 
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
-    if getattr(getattr(module, "_hf_hook", None), "offload", False):  # without its hook nobody knows the values
+    if getattr(getattr(module, "_hf_hook", None), "offload", False):  # without its hook the values are unknown
         with align_module_device(module, "cpu"):
             tensor = getattr(module, leaf)
             if not tensor.is_meta:
@@ -413,8 +413,8 @@ def library(name: str) -> str:
 
 def libraries(kind: str, quantised: bool) -> dict[str, str]:
     """The versions that count for one model; `kind` as in Place."""
-    met = {"all", kind, *(["quantised"] if quantised else [])}
-    return {name: library(name) for name, whose in LIBRARIES.items() if whose in met}
+    kinds = {"all", kind, *(["quantised"] if quantised else [])}
+    return {name: library(name) for name, whose in LIBRARIES.items() if whose in kinds}
 
 
 def held(args: ModelArgs) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""A checkpoint read through transformers: without its chatter, into memory of this process, all of it and nothing else.
+"""transformers, and code that came with a checkpoint, kept in bounds.
 
-A tensor that the checkpoint lacks would be random numbers; one that nobody read means that the configuration and the
-weights are not of the same model (a layer too few, say). Both are errors that name them.
+    quiet         no log lines, warnings or progress bars
+    own_memory    weights are copied into memory of this process, not mapped from their files
+    foreign_code  what code of others raises becomes one sentence; watch_forward does this while a model runs
 
-In: what transformers reports of a load. Out: notes, or one sentence. Callers: load.py, adapters.py and tokenizer.py of
-this room, and adapters/lm_eval.py, which keeps another library quiet.
+Callers: load.py and tokenizer.py of this package, and adapters/lm_eval.py, which keeps another library quiet.
 """
 
 from __future__ import annotations
@@ -73,8 +73,10 @@ def own_memory() -> Iterator[None]:
     real = modeling_utils.safe_open
 
     def opened(file: Any, *args: Any, **how: Any) -> Any:
-        found = real(file, *args, **how)
-        return _Shard(found, partial(real, file, *args, **how)) if how.get("device", "cpu") == "cpu" else found
+        shard = real(file, *args, **how)
+        if how.get("device", "cpu") != "cpu":
+            return shard
+        return _Shard(shard, partial(real, file, *args, **how))
 
     modeling_utils.safe_open = opened
     try:

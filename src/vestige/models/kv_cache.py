@@ -22,14 +22,14 @@ from vestige.models.attention import attending, send
 from vestige.types import Array
 
 
-class Unfit(ValueError):  # noqa: N818 - a finding about an architecture, not a failure of ours
+class UnsupportedArchitecture(ValueError):  # noqa: N818 - a finding about an architecture, not a failure of ours
     """An architecture does not do what a fast way takes for granted; the plain way is there."""
 
 
-def held(layer: object) -> tuple[torch.Tensor, torch.Tensor]:
+def layer_keys(layer: object) -> tuple[torch.Tensor, torch.Tensor]:
     """A prefilled layer's keys and values. Recurrent layers have states instead, and some keep nothing."""
     if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-        raise Unfit(f"a layer of its cache ({type(layer).__name__}) holds no keys and values")
+        raise UnsupportedArchitecture(f"a layer of its cache ({type(layer).__name__}) holds no keys and values")
     return layer.keys, layer.values
 
 
@@ -55,9 +55,9 @@ class SlotLayer(DynamicLayer):
             self.keys, self.values = self._buffer(keys), self._buffer(values)
             self.is_initialized = True
         count, time = places.shape
-        for held_here, new in ((self.keys, keys), (self.values, values)):
+        for buffer, new in ((self.keys, keys), (self.values, values)):
             taken = new.transpose(1, 2).flatten(0, 1)[places]  # (rows, time, heads, width)
-            held_here[self.rows : self.rows + count, :, length - time : length] = taken.transpose(1, 2)
+            buffer[self.rows : self.rows + count, :, length - time : length] = taken.transpose(1, 2)
         self.rows += count
         self.length = length
 
@@ -101,7 +101,7 @@ class SlotCache(Cache):
 
     def __init__(self, layers: int, rows: int, columns: int) -> None:
         if not layers:
-            raise Unfit("its prefill leaves no keys behind")
+            raise UnsupportedArchitecture("its prefill stores no keys")
         self.slots = [SlotLayer((rows, columns)) for _ in range(layers)]
         super().__init__(layers=list(self.slots))
 
@@ -110,7 +110,7 @@ class SlotCache(Cache):
         # A row's own first token fills the columns before it: masked, and never another row's NaN.
         at = np.stack([np.pad(p, (max(map(len, places)) - len(p), 0), mode="edge") for p in places])
         for slot, layer in zip(self.slots, prefilled.layers, strict=True):
-            keys, values = held(layer)
+            keys, values = layer_keys(layer)
             slot.admit(keys, values, send(at, keys.device), length)
 
     def drop(self, row: int) -> None:
@@ -126,14 +126,14 @@ class SlotCache(Cache):
             slot.resize(first, columns)
 
 
-# ---- Attention of a staircase's rows: each looks at the clean prefix and at its own tokens, never at other rows -----
+# ---- Attention of layered patching's rows: each looks at the clean prefix and at its own tokens, not at other rows --
 # As one dense attention every row would look at every row, masked, and the prefix would be copied in front of the
 # rows in every block. Here the scores of both parts are made apart, over keys that stay where they are, and share one
 # softmax:
 #
 #     scores = [rows x prefix | each row x itself]
 #
-# With r rows of s tokens behind a prefix of p that is r s (p + s) cells instead of r s (p + r s), and no mask as large.
+# With r rows of s tokens after a prefix of p that is r s (p + s) cells instead of r s (p + r s), and no mask as large.
 
 
 class PrefixLayer(DynamicLayer):
@@ -146,7 +146,7 @@ class PrefixLayer(DynamicLayer):
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
         self.keys, self.values = keys, values
-        # Said here, because the library would otherwise make empty keys of its own at the first update.
+        # Set here, because the library would otherwise make empty keys of its own at the first update.
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
 
@@ -155,21 +155,21 @@ class PrefixLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.apart:
             return key_states, value_states
-        # Kept, the rows of this staircase would be seen by the next one over the same prefix.
+        # If they were kept, these rows would be seen by the next ones over the same prefix.
         return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
 
     def get_seq_length(self) -> int:
         return int(self.keys.shape[2])
 
 
-def can_part(model: Any) -> bool:
+def can_replace_attention(model: Any) -> bool:
     """Whether the model's attention can be exchanged."""
     return bool(getattr(model.config, "_attn_implementation", None) == "sdpa")
 
 
 @contextmanager
-def rows_apart(prefix: Cache, seen: torch.Tensor, span: int) -> Iterator[None]:
-    """While open, attention takes rows of `span` tokens behind the prefix. seen (batch, columns): which are a row's."""
+def separate_rows(prefix: Cache, seen: torch.Tensor, span: int) -> Iterator[None]:
+    """While open, attention takes rows of `span` tokens after the prefix. seen (batch, columns): which are a row's."""
     layers = [layer for layer in prefix.layers if isinstance(layer, PrefixLayer)]
     for layer in layers:
         layer.apart = True
@@ -184,25 +184,33 @@ def rows_apart(prefix: Cache, seen: torch.Tensor, span: int) -> Iterator[None]:
 def _attend(layers: list[PrefixLayer], seen: torch.Tensor, span: int) -> Callable[..., Any]:
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
         if any(options.get(name) is not None for name in ("position_bias", "softcap", "s_aux")):
-            raise Unfit("attention of another kind than rows need")  # keys are joined then
-        before = layers[module.layer_idx]
+            raise UnsupportedArchitecture("attention of another kind than rows need")  # keys are joined then
+        prefix = layers[module.layer_idx]
+        columns = prefix.keys.shape[2]
         batch, heads, tokens, size = query.shape
-        kept = key.shape[1]  # heads that several query heads share
-        own = span if tokens % span == 0 else 1  # a block below all rows gets one token, which nobody reads
-        shape = (batch, kept, heads // kept, tokens // own, own)
-        least = torch.finfo(torch.float32).min
+        key_heads = key.shape[1]
+        sharers = heads // key_heads  # query heads that share one key head
+        length = span if tokens % span == 0 else 1  # a block below all rows gets one token, which is not read
+        count = tokens // length
         scale = options.get("scaling") or size**-0.5
-        asked = query.reshape(batch, kept, -1, size)
-        far = (asked @ before.keys.transpose(-1, -2)).float() * scale
-        far = far.masked_fill(~seen.to(far.device)[:, None, None, :], least)
-        rows = [t.reshape(batch, kept, 1, tokens // own, own, -1) for t in (key, value)]
-        near = (query.reshape(*shape, size) @ rows[0].transpose(-1, -2)).float() * scale
-        later = torch.ones((own, own), dtype=torch.bool, device=near.device).triu(1)
-        both = torch.cat([far.view(*shape, -1), near.masked_fill(later, least)], dim=-1)
-        weights = both.softmax(dim=-1).to(value.dtype)
-        columns = before.keys.shape[2]
-        out = (weights[..., :columns].reshape(batch, kept, -1, columns) @ before.values).view(*shape, -1)
-        out = out + weights[..., columns:] @ rows[1]
+        least = torch.finfo(torch.float32).min
+
+        queries = query.reshape(batch, key_heads, -1, size)
+        to_prefix = (queries @ prefix.keys.transpose(-1, -2)).float() * scale
+        to_prefix = to_prefix.masked_fill(~seen.to(to_prefix.device)[:, None, None, :], least)
+        to_prefix = to_prefix.view(batch, key_heads, sharers, count, length, columns)
+
+        row_keys = key.reshape(batch, key_heads, 1, count, length, -1)
+        row_values = value.reshape(batch, key_heads, 1, count, length, -1)
+        queries = query.reshape(batch, key_heads, sharers, count, length, size)
+        to_row = (queries @ row_keys.transpose(-1, -2)).float() * scale
+        later = torch.ones((length, length), dtype=torch.bool, device=to_row.device).triu(1)
+        to_row = to_row.masked_fill(later, least)
+
+        weights = torch.cat([to_prefix, to_row], dim=-1).softmax(dim=-1).to(value.dtype)
+        on_prefix = weights[..., :columns].reshape(batch, key_heads, -1, columns)
+        out = (on_prefix @ prefix.values).view(batch, key_heads, sharers, count, length, -1)
+        out = out + weights[..., columns:] @ row_values
         return out.reshape(batch, heads, tokens, -1).transpose(1, 2).contiguous(), None
 
     return attend

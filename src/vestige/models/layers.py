@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.models.args import text_config
 
 COMPONENTS = ("block", "attn", "mlp", "mid", "mid_norm")
 ATTENTION_WORDS = ("attn", "attention")
@@ -32,21 +33,18 @@ def find_blocks(model: Any) -> list[Any]:
     """The blocks in order, whatever wraps the model (an adapter, a head)."""
     import torch
 
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    depth = getattr(text, "num_hidden_layers", None)
-    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and depth is not None and len(m) == depth]
+    depth = getattr(text_config(getattr(model, "config", None)), "num_hidden_layers", None)
+    lists: list[Any] = [
+        m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and depth is not None and len(m) == depth
+    ]
     if not lists:
         raise UserError(
             f"{type(model).__name__} has no list of {depth} blocks, so layers cannot be patched; "
             "a depth score needs a transformer whose blocks are a ModuleList."
         )
     # Lists of something smaller (adapters, experts) may happen to be as long; the blocks hold most of the weights.
-    return list(max(lists, key=_weight))
-
-
-def _weight(module: Any) -> int:
-    return sum(p.numel() for p in module.parameters())
+    blocks: Any = max(lists, key=lambda module: sum(p.numel() for p in module.parameters()))
+    return list(blocks)
 
 
 def find_sites(model: Any, component: str = "block") -> list[Site]:
@@ -68,33 +66,34 @@ def find_sites(model: Any, component: str = "block") -> list[Site]:
 
 def _child(block: Any, words: tuple[str, ...], what: str) -> Any:
     """The child of a block that is its attention or its MLP, by the words every library uses for them."""
-    found = [
-        child
-        for name, child in block.named_children()
-        if any(w in name.lower() or w in type(child).__name__.lower() for w in words)
-        and not _is_norm(child)
-        and next(child.parameters(), None) is not None  # a dropout after it bears its name, too
-    ]
-    if len(found) != 1:
+    matching = []
+    for name, child in block.named_children():
+        names = f"{name} {type(child).__name__}".lower()
+        has_weights = next(child.parameters(), None) is not None  # a dropout after it bears its name, too
+        if has_weights and not _is_norm(child) and any(word in names for word in words):
+            matching.append(child)
+    if len(matching) != 1:
         children = ", ".join(f"{n} ({type(c).__name__})" for n, c in block.named_children())
         raise UserError(f"{type(block).__name__} has no single part that is its {what}; it has: {children}.")
-    return found[0]
+    return matching[0]
 
 
 def _second_norm(block: Any) -> Any:
     """The norm in front of the MLP. A block that runs attention and MLP side by side has no stream between them."""
-    # A norm behind the MLP (post_feedforward) works on what the MLP gives out, not on the stream.
-    norms = [(n, c) for n, c in block.named_children() if _is_norm(c) and "post_feedforward" not in n]
-    before_mlp = [c for n, c in norms if "pre_feedforward" in n or "pre_ffn" in n]
-    if before_mlp:
-        return before_mlp[0]
-    parallel = getattr(block, "use_parallel_residual", False)
-    if len(norms) != 2 or parallel:
+    norms = []
+    for name, child in block.named_children():
+        # A norm after the MLP (post_feedforward) works on what the MLP gives out, not on the stream.
+        if not _is_norm(child) or "post_feedforward" in name:
+            continue
+        if "pre_feedforward" in name or "pre_ffn" in name:
+            return child
+        norms.append(child)
+    if len(norms) != 2 or getattr(block, "use_parallel_residual", False):
         raise UserError(
             f"{type(block).__name__} has no residual stream between attention and MLP that could be patched (mid); "
             "use component attn or mlp."
         )
-    return norms[1][1]
+    return norms[1]
 
 
 def _is_norm(module: Any) -> bool:

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vestige.errors import UserError, named, reraise_ours
 from vestige.models.args import (
@@ -35,16 +35,27 @@ from vestige.models.args import (
 from vestige.models.checks import (
     ALLOW_UNUSED,
     check_architecture,
+    check_causal,
     check_place,
     check_report,
     refuse_doubles,
     refuse_gaps,
     some,
-    tensor_names,
+    tensor_types,
+)
+from vestige.models.diffusion import (
+    CANVAS_LENGTH,
+    Canvases,
+    MaskPredictor,
+    drop_vision,
+    mask_predictor,
+    own_sampling,
+    without_vision,
 )
 from vestige.models.families import (
     CANVAS,
     Family,
+    Origin,
     auto_class,
     diffusion_kind,
     find_family,
@@ -65,12 +76,8 @@ from vestige.models.foreign import (
     watch_forward,
 )
 from vestige.models.locate import Place, locate, read_json, weight_names
-from vestige.models.quantised import check_low_precision, forget_parsed, parsed_once
+from vestige.models.quantised import check_low_precision, forget_parsed, parsed_once, repair, without_fast_path
 from vestige.models.tokenizer import load_tokenizer
-
-if TYPE_CHECKING:  # most models are not diffusion models
-    from vestige.models.diffusion import Canvases, MaskPredictor
-    from vestige.models.families import Origin
 
 __all__ = ["LoadedModel", "ModelArgs", "is_diffusion", "load_model", "load_tokenizer", "wrap_model"]
 
@@ -106,17 +113,18 @@ def load_model(args: ModelArgs) -> LoadedModel:
     watch = FileWatch(place, args)
     tokenizer, notes = load_tokenizer(args)
     whole = place.base or place
-    kind, family = _diffusion(whole, args), None if whole.gguf else find_family(whole.config)
-    settings, more = _settings(whole, args, device)
-    notes += more
+    kind = _diffusion(whole, args)
+    family = None if whole.gguf else find_family(whole.config)
+    settings = _settings(whole, args, device, notes)
     try:
-        if family or (not whole.gguf and has_pictures(whole.config)):
-            settings = _native(whole, args, settings, family)
-        model, more = _load_weights(whole, args, settings, kind)
-        notes += more
-        if place.kind == "adapter":
-            model, more = attach(model, place, family)
-            notes += more
+        if family:
+            settings = _native_settings(whole, args, settings, family)
+        elif not whole.gguf and has_pictures(whole.config):
+            settings = without_vision(str(whole.directory), settings)
+        model = _load_weights(whole, args, settings, kind, notes)
+        if place.base is not None:
+            model = attach_adapter(model, place, family)
+            notes.append(f"adapter '{place.name}' on base '{place.base.name}', not merged.")
     except UserError:
         raise
     except Exception as error:  # whatever transformers makes of a configuration that it cannot build
@@ -125,20 +133,16 @@ def load_model(args: ModelArgs) -> LoadedModel:
     finally:
         if whole.gguf:
             forget_parsed()
-    notes += _vocabulary_note(model, tokenizer)
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if rows is not None and len(tokenizer) > rows:
+        notes.append(f"the tokenizer has {len(tokenizer)} tokens, the model only {rows}: it may be another model's.")
     loaded = _describe(model.eval(), tokenizer, watch.fingerprint(), args.path)
     loaded.notes, loaded.watch = notes, watch
     if kind:
-        from vestige.models.diffusion import mask_predictor
-
         loaded.diffusion = mask_predictor(model, tokenizer, kind)
     else:
-        from vestige.models.checks import check_causal
-
         check_causal(model, args.path)
     if family:
-        from vestige.models.families import Origin
-
         loaded.origin = Origin(family, whole.config, whole.directory)
     return loaded
 
@@ -153,12 +157,8 @@ def wrap_model(model: Any, tokenizer: Any, name: str = "in-memory model", diffus
     known = config.to_dict() if hasattr(config, "to_dict") else {}
     kind = diffusion or diffusion_kind({**known, "architectures": [type(model).__name__]})
     if kind:
-        from vestige.models.diffusion import mask_predictor
-
         loaded.diffusion = mask_predictor(model, tokenizer, kind)
     else:
-        from vestige.models.checks import check_causal
-
         check_causal(model, name)
     return loaded
 
@@ -197,10 +197,8 @@ def canvases_of(args: ModelArgs) -> Canvases | None:
     place = place.base or place
     if _diffusion(place, args) != CANVAS:
         return None
-    from vestige.models.diffusion import CANVAS_LENGTH, Canvases, own_sampling
-
-    said = place.directory / "generation_config.json"
-    sampling = own_sampling(read_json(said) if said.is_file() else {})
+    file = place.directory / "generation_config.json"
+    sampling = own_sampling(read_json(file) if file.is_file() else {})
     return Canvases(int(place.config.get("canvas_length") or CANVAS_LENGTH), sampling)
 
 
@@ -237,15 +235,16 @@ def _describe(model: Any, tokenizer: Any, fingerprint: str, name: str) -> Loaded
     )
 
 
-def _settings(place: Place, args: ModelArgs, device: str) -> tuple[dict[str, Any], list[str]]:
+def _settings(place: Place, args: ModelArgs, device: str, notes: list[str]) -> dict[str, Any]:
     """The arguments of from_pretrained. The files are local by now, so no hub ones are among them."""
     dtype = choose_dtype(args.dtype, device)
-    attention, notes = choose_attention(args.attention)
+    attention, attention_notes = choose_attention(args.attention)
     config = {} if place.gguf else place.config
     # Only plain "cuda" may spread over several devices, so only there is it asked what the weights take.
     spreads = device == "cuda" and args.device_map is None
     needed = needed_bytes(sum(f.stat().st_size for f in weight_files(place, args)), config, args) if spreads else 0
-    device_map, more = choose_device_map(args, device, needed)
+    device_map, device_notes = choose_device_map(args, device, needed)
+    notes += attention_notes + device_notes
     settings: dict[str, Any] = {
         "dtype": dtype,
         "device_map": device_map,
@@ -261,7 +260,7 @@ def _settings(place: Place, args: ModelArgs, device: str) -> tuple[dict[str, Any
         settings |= {"gguf_file": str(place.gguf), **_unpack_gguf()}
     for key in args.extra.keys() - {*HUB_KEYS, *OWN_KEYS}:
         settings[key] = args.extra[key]
-    return settings, notes + more
+    return settings
 
 
 def weight_files(place: Place, args: ModelArgs) -> list[Path]:
@@ -277,69 +276,71 @@ def _unpack_gguf() -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
-def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind: str | None) -> tuple[Any, list[str]]:
+def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind: str | None, notes: list[str]) -> Any:
     import torch
     import transformers
 
     config = {} if place.gguf else place.config
     family = find_family(config)
     loader = getattr(transformers, "AutoModelForCausalLM" if family else auto_class(kind, config))
-    code = code_files(config) if settings["trust_remote_code"] and not family else ""
-    once = parsed_once() if place.gguf else contextlib.nullcontext()
     trusted = settings["trust_remote_code"]
-    told = foreign_code(place.name, "it was loaded", code) if trusted else contextlib.nullcontext()
-    with quiet(bars=not place.gguf), once, own_memory(), told:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(quiet(bars=not place.gguf))
+        stack.enter_context(own_memory())
+        if place.gguf:
+            stack.enter_context(parsed_once())
+        if trusted:
+            stack.enter_context(foreign_code(place.name, "it was loaded", "" if family else code_files(config)))
         # Mismatched shapes are let through so that the report names them; then they are refused.
-        both: Any = loader.from_pretrained(
-            str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}
-        )
-    model, report = both
-    if sighted := has_pictures(config):
-        from vestige.models.diffusion import drop_vision
-
+        settings = {"ignore_mismatched_sizes": True, **settings}
+        loaded: Any = loader.from_pretrained(str(place.directory), output_loading_info=True, **settings)
+    model, report = loaded
+    sighted = has_pictures(config)
+    if sighted:
         report = drop_vision(model, report)
     theirs = partial(published_name, family) if family else str
-    notes = check_report(place.name, report, theirs, bool(args.extra.get(ALLOW_UNUSED)))
-    notes += ["its vision part was not loaded: only text is used."] if sighted else []
+    notes += check_report(place.name, report, theirs, bool(args.extra.get(ALLOW_UNUSED)))
+    if sighted:
+        notes.append("its vision part was not loaded: only text is used.")
     notes += _check_head(place.name, model, family)
     if trusted and is_foreign(model):
         watch_forward(model, place.name)
     if getattr(model, "is_loaded_in_4bit", False):
-        from vestige.models.quantised import repair, without_fast_path
-
-        if repaired := repair(model):
+        repaired = repair(model)
+        if repaired:
             notes.append(
                 f"4-bit layers that bitsandbytes would read back wrongly hold plain weights: {some(repaired)}."
             )
         if settings["dtype"] is torch.float32:
             without_fast_path(model)
     if place.gguf:
-        _forget_packing(model)
+        # An unpacked GGUF model is a plain model; transformers may still call it quantised.
+        for owner, name in ((model.config, "quantization_config"), (model, "quantization_method")):
+            if hasattr(owner, name):
+                delattr(owner, name)
+        model.hf_quantizer = None
+        model.is_quantized = False
         notes.append(f"the GGUF weights of '{place.gguf.name}' were unpacked to {model.dtype}.")
-    return model, notes
+    return model
 
 
-def _native(place: Place, args: ModelArgs, settings: dict[str, Any], family: Family | None) -> dict[str, Any]:
-    """What from_pretrained needs to read a published family into transformers' own class, or a model without eyes."""
-    if family is None:
-        from vestige.models.diffusion import without_vision
-
-        return without_vision(str(place.directory), settings)
+def _native_settings(place: Place, args: ModelArgs, settings: dict[str, Any], family: Family) -> dict[str, Any]:
+    """What from_pretrained needs to read a published family into transformers' own class."""
     config = place.config
     # As for other models, settings of the configuration may be given by hand.
-    said = {key: settings.pop(key) for key in list(settings) if key in config and key != "dtype"}
-    stored = [n for file in weight_files(place, args) for n in tensor_names(file)]
+    overrides = {key: settings.pop(key) for key in list(settings) if key in config and key != "dtype"}
+    stored = [n for file in weight_files(place, args) for n in tensor_types(file)]
     refuse_doubles(place.name, stored, partial(native_name, family))
     return {
         **settings,
-        "config": native_config(family, {**config, **said}, place.name),
+        "config": native_config(family, {**config, **overrides}, place.name),
         "key_mapping": renamings(family),
         "trust_remote_code": False,
     }
 
 
 def _check_head(name: str, model: Any, family: Family | None) -> list[str]:
-    """transformers keeps a head of its own beside one that the config calls tied, when their numbers differ."""
+    """transformers keeps a separate head although the config calls it tied, when their numbers differ."""
     tied = getattr(model.config, "tie_word_embeddings", False)
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     if not tied or head is None or getattr(head, "weight", None) is getattr(table, "weight", None):
@@ -350,23 +351,6 @@ def _check_head(name: str, model: Any, family: Family | None) -> list[str]:
         f"'{name}' holds a head of its own ({published_name(family, 'lm_head.weight')}), though its config.json ties "
         "it to the embeddings; correct its config.json."
     )
-
-
-def _forget_packing(model: Any) -> None:
-    """An unpacked GGUF model is a plain model; transformers may still call it quantised."""
-    for owner, name in ((model.config, "quantization_config"), (model, "quantization_method")):
-        if hasattr(owner, name):
-            delattr(owner, name)
-    model.hf_quantizer = None
-    model.is_quantized = False
-
-
-def _vocabulary_note(model: Any, tokenizer: Any) -> list[str]:
-    table = model.get_input_embeddings()
-    rows = getattr(table, "num_embeddings", None)
-    if rows is None or len(tokenizer) <= rows:
-        return []
-    return [f"the tokenizer has {len(tokenizer)} tokens, the model only {rows}: it may be another model's."]
 
 
 def _explain(error: BaseException, place: Place, device: str) -> UserError:
@@ -380,8 +364,8 @@ def _explain(error: BaseException, place: Place, device: str) -> UserError:
         )
     if isinstance(error, ImportError):
         return UserError(f"'{place.name}' needs a package that is not installed: {error_sentence(error)}")
-    said = error_sentence(error) if isinstance(error, OSError | RuntimeError | ValueError) else f"{named(error)}."
-    return UserError(f"'{place.name}' could not be loaded: {said}")
+    reason = error_sentence(error) if isinstance(error, OSError | RuntimeError | ValueError) else f"{named(error)}."
+    return UserError(f"'{place.name}' could not be loaded: {reason}")
 
 
 # ---- PEFT adapters: put on their base, and translated where they were trained on the published code of a family -----
@@ -393,7 +377,7 @@ def _explain(error: BaseException, place: Place, device: str) -> UserError:
 UNTRANSLATED = ("target_parameters", "layer_replication", "trainable_token_indices", "megatron_config")
 
 
-def attach(model: Any, place: Place, family: Family | None) -> tuple[Any, list[str]]:
+def attach_adapter(model: Any, place: Place, family: Family | None) -> Any:
     """Put the adapter on its base and leave it separate, since merging rounds in low precision."""
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
@@ -417,7 +401,7 @@ def attach(model: Any, place: Place, family: Family | None) -> tuple[Any, list[s
             f"Some tensors of the adapter '{place.name}' fit nowhere in '{place.base.name}': "
             f"{some(stray)}; check base_model_name_or_path in its adapter_config.json."
         )
-    return model, [f"adapter '{place.name}' on base '{place.base.name}', not merged."]
+    return model
 
 
 def _plain(key: str) -> str:
@@ -447,8 +431,8 @@ def _translated(model: Any, place: Place, family: Family) -> Any:
         if getattr(config, pattern, None):
             setattr(config, pattern, _by_full_name(getattr(config, pattern), names))
     if getattr(config, "modules_to_save", None):
-        kept = config.modules_to_save
-        config.modules_to_save = [o for t, o in names.items() if any(t == m or t.endswith(f".{m}") for m in kept)]
+        saved = config.modules_to_save
+        config.modules_to_save = [o for t, o in names.items() if any(t == m or t.endswith(f".{m}") for m in saved)]
     config.target_modules = set(targets)
     for setting in ("exclude_modules", "layers_to_transform", "layers_pattern"):
         if hasattr(config, setting):

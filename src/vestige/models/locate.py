@@ -1,4 +1,4 @@
-"""Where a model's files are. Everything after this room's first step reads local files only.
+"""Where a model's files are. All other modules of this package read local files only.
 
     what the user wrote --locate--> Place (a directory, or a .gguf file, and a base for an adapter)
 
@@ -65,7 +65,7 @@ class Place:
 
 
 def locate(args: ModelArgs, weights: bool = True) -> Place:
-    """Find the files behind `args.path`, fetching them from the hub where needed."""
+    """Find the files of `args.path`, fetching them from the hub where needed."""
     path = os.path.expanduser(args.path)  # noqa: PTH111 (a hub id is not a path)
     if path.endswith(".gguf"):
         return _locate_gguf(path, args)
@@ -213,8 +213,8 @@ def _locate_base(directory: Path, args: ModelArgs, weights: bool) -> Place:
     where = f"'{directory / 'adapter_config.json'}'"
     if not name:
         raise UserError(f"The adapter does not say which model it belongs to; set base_model_name_or_path in {where}.")
-    beside = directory / Path(name).expanduser()
-    path = str(beside.resolve()) if beside.exists() and not args.adapter_base else str(name)
+    next_to_it = directory / Path(name).expanduser()
+    path = str(next_to_it.resolve()) if next_to_it.exists() and not args.adapter_base else str(name)
     if looks_local(path) and not Path(path).expanduser().exists():
         raise UserError(
             f"The adapter's base model '{name}' is neither beside the adapter nor in the current directory; "
@@ -239,8 +239,8 @@ def fetch(repo: str, args: ModelArgs, files: Sequence[str], hint: str = "") -> P
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        found = snapshot_download(repo, revision=args.revision, allow_patterns=list(files), **args.hub)
-        return Path(found)
+        snapshot = snapshot_download(repo, revision=args.revision, allow_patterns=list(files), **args.hub)
+        return Path(snapshot)
     except LocalEntryNotFoundError as error:
         # Another program may have cached just the files it needed; they may be all that we need too.
         cached = _cached(repo, args)

@@ -204,15 +204,15 @@ def _check() -> None:
     crash = _crash()
     if not crash:
         return
-    given = os.environ.get(VARIABLE)
-    if given is None:
+    preset = os.environ.get(VARIABLE)
+    if preset is None:
         os.environ[VARIABLE] = WITHOUT_AMX
         if not _crash():
             words = f"matrix products in low precision end a process on this CPU ({crash}); {VARIABLE}={WITHOUT_AMX}"
             print(f"vestige: note: {words} was set, and they work.", file=sys.stderr, flush=True)
             return
         del os.environ[VARIABLE]
-    tried = f" with {VARIABLE}={given}" if given else ""
+    tried = f" with {VARIABLE}={preset}" if preset else ""
     raise UserError(
         "Matrix products in low precision (bfloat16, float16, 4 and 8 bits) end a process on this CPU"
         f"{tried} ({crash}); set {VARIABLE}={WITHOUT_AMX} in the environment before this process starts "
@@ -222,8 +222,8 @@ def _check() -> None:
 
 def cpu_setting() -> dict[str, str]:
     """What results say of it: the setting that products were made under; nothing where there is none."""
-    given = os.environ.get(VARIABLE)
-    return {VARIABLE: given} if given else {}
+    preset = os.environ.get(VARIABLE)
+    return {VARIABLE: preset} if preset else {}
 
 
 def _crash() -> str:

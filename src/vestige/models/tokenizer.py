@@ -63,7 +63,7 @@ def load_tokenizer(args: ModelArgs) -> tuple[Any, list[str]]:
 
 
 def tokenizer_in(directory: Path) -> Any:
-    """A tokenizer saved in a directory of its own, beside no model."""
+    """A tokenizer saved in a directory without a model."""
     return _read(directory, None, ModelArgs(path=str(directory)))[0]
 
 
@@ -94,12 +94,12 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> tuple[Any, lis
     # The whole path, because transformers looks for a bare name in the current directory first.
     named = {"gguf_file": str(gguf)} if gguf else {}
     config = directory / "tokenizer_config.json"  # may ask for a class; else it is left to transformers
-    said = str(read_json(config).get("tokenizer_class") or "") if config.is_file() else ""
-    reader = getattr(transformers, tokenizer_class(said, "AutoTokenizer"))  # but for classes known by another name
+    declared = str(read_json(config).get("tokenizer_class") or "") if config.is_file() else ""
+    reader = getattr(transformers, tokenizer_class(declared, "AutoTokenizer"))  # but for classes known by another name
     try:
         with quiet(), parsed_once() if gguf else contextlib.nullcontext():
             tokenizer = reader.from_pretrained(str(directory), trust_remote_code=args.trust_remote_code, **named)
-            plain = None if gguf else _by_files(tokenizer, directory, said)
+            plain = None if gguf else _by_files(tokenizer, directory, declared)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it cannot parse.
         reraise_ours(error)
@@ -121,7 +121,7 @@ PROBES = (
 )
 
 
-def _by_files(tokenizer: Any, directory: Path, said: str) -> Any | None:
+def _by_files(tokenizer: Any, directory: Path, declared: str) -> Any | None:
     """The tokenizer that tokenizer.json describes by itself, where transformers' class may bring rules of its own.
 
     For classes such as Qwen2Tokenizer transformers 5 takes only vocabulary and merges from the file and builds the rest
@@ -134,7 +134,7 @@ def _by_files(tokenizer: Any, directory: Path, said: str) -> Any | None:
     if foreign or not own_rules or not (directory / "tokenizer.json").is_file():
         return None
     plain = PreTrainedTokenizerFast.from_pretrained(str(directory))
-    if tokenizer_class(said, said).removesuffix("Fast") == type(tokenizer).__name__:
+    if tokenizer_class(declared, declared).removesuffix("Fast") == type(tokenizer).__name__:
         # The files name this class, so what it says of special tokens is theirs where they say nothing else.
         known, missing = plain.get_vocab(), {}
         for name, token in tokenizer.special_tokens_map.items():
@@ -152,8 +152,8 @@ def _prefer_files(tokenizer: Any, plain: Any) -> tuple[Any, list[str]]:
     what = ["cuts text by other rules"] if differs else []
     if plain.pad_token != tokenizer.pad_token:
         what.append(f"pads with {tokenizer.pad_token!r} (the files: {plain.pad_token!r})")
-    said = f"The tokenizer is the one tokenizer.json describes; transformers' {type(tokenizer).__name__}"
-    return plain, [f"{said} {' and '.join(what)}."] if what else []
+    origin = f"The tokenizer is the one tokenizer.json describes; transformers' {type(tokenizer).__name__}"
+    return plain, [f"{origin} {' and '.join(what)}."] if what else []
 
 
 CUTS = itemgetter("normalizer", "pre_tokenizer", "post_processor", "added_tokens")
@@ -210,7 +210,11 @@ def tokenizer_files(args: ModelArgs) -> list[str]:
     out = []
     for directory in _tokenizer_places(args):
         files = sorted({f for pattern in TOKENIZER_FILES for f in directory.glob(pattern) if f.is_file()})
-        out += [f"{file.name}={_file_key(file, digest)}" for file, digest in zip(files, digests(files), strict=True)]
+        for file, digest in zip(files, digests(files), strict=True):
+            # Of tokenizer_config.json only what matters: transformers writes its own version and the path into it.
+            is_config = file.name == "tokenizer_config.json"
+            key = json.dumps(stable(read_json(file)), sort_keys=True) if is_config else digest
+            out.append(f"{file.name}={key}")
     return out
 
 
@@ -224,11 +228,6 @@ def _tokenizer_places(args: ModelArgs) -> list[Path]:
     named = (Path(p).expanduser() for p in (args.tokenizer, args.base) if p)
     out += [p.parent if p.is_file() else p for p in named if p.exists()]
     return list(dict.fromkeys(p.resolve() for p in out))
-
-
-def _file_key(file: Path, digest: str) -> str:
-    """Of tokenizer_config.json only what matters: transformers writes its own version and the path into it."""
-    return json.dumps(stable(read_json(file)), sort_keys=True) if file.name == "tokenizer_config.json" else digest
 
 
 def says_today(args: ModelArgs) -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
 
 from vestige.errors import UserError, how_to_install
-from vestige.models.checks import tensor_names
+from vestige.models.checks import tensor_types
 from vestige.models.diffusion import refuse_copy
 from vestige.models.families import save_published
 from vestige.models.load import LoadedModel
@@ -284,7 +284,7 @@ class MethodTrainer(Trainer):
         if hasattr(self.model, "peft_config"):
             from peft import get_peft_model_state_dict
 
-            stored = set(tensor_names(Path(resume_from_checkpoint) / "adapter_model.safetensors"))
+            stored = set(tensor_types(Path(resume_from_checkpoint) / "adapter_model.safetensors"))
             expected = set(get_peft_model_state_dict(self.model))
             self._check_names(expected - stored, stored - expected)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from vestige.errors import UserError
+from vestige.models.args import CANVAS
 from vestige.models.diffusion import CanvasPredictor, MaskPredictor
-from vestige.models.families import CANVAS
 from vestige.models.samplers.base import (
     Pass,
     Recorder,
@@ -27,7 +27,7 @@ from vestige.models.samplers.base import (
     window_plan,
 )
 from vestige.models.samplers.bd3lm import run_bd3lm
-from vestige.models.samplers.gemma import canvases, resolved, run_gemma
+from vestige.models.samplers.gemma import canvases, run_gemma, with_checkpoint_settings
 from vestige.models.samplers.mdlm import run_mdlm
 from vestige.types import Prompt
 from vestige.wants import Denoising
@@ -128,7 +128,7 @@ def _sample_canvases(
     watch: SamplerWatch | None,
 ) -> list[Sampled]:
     """DiffusionGemma: canvases are denoised whole, as its `generate` does; the window may end inside the last one."""
-    denoising = resolved(predictor, denoising)
+    denoising = with_checkpoint_settings(predictor, denoising)
     length = denoising.max_new_tokens
     rows = []
     for i, prompt in enumerate(prompts):

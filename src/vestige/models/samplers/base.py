@@ -1,8 +1,13 @@
-"""How many tokens each pass decides.
+"""What every sampler shares: the schedule of its passes, the record of one sample, and random numbers.
 
-Two schedules are in use. dllm's follows a noise schedule alpha(t) and leaves out passes that would decide nothing;
-LLaDA's shares the tokens out evenly, the remainder to the first passes, and keeps empty passes. They differ whenever
-the steps do not divide the tokens.
+Schedules. How many tokens each pass decides. Two are in use: dllm's follows a noise schedule alpha(t) and leaves out
+passes that would decide nothing; LLaDA's shares the tokens out evenly, the remainder to the first passes, and keeps
+empty passes. They differ whenever the steps do not divide the tokens.
+
+Random numbers belong to a sample, not to a batch. Each sample has its own generator, seeded by the run's seed and the
+sample's tokens. Whatever else is in the batch, and in whatever order, the same sample draws the same numbers. They are
+drawn on the CPU, so a GPU changes nothing. DiffusionGemma can also be sampled with the numbers that transformers'
+`generate` draws (SharedNoise), which belong to a batch: for comparing with it.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -75,7 +80,7 @@ def even_counts(masked: int, steps: int) -> list[int]:
     return [share + (j < rest) for j in range(steps)]
 
 
-def counts_of(masked: int, steps: int, denoising: Denoising, generator: torch.Generator) -> list[int]:
+def pass_counts(masked: int, steps: int, denoising: Denoising, generator: torch.Generator) -> list[int]:
     if denoising.schedule == "llada":
         return even_counts(masked, steps)
     drawn = generator if denoising.stochastic_transfer else None
@@ -97,7 +102,7 @@ def window_plan(denoising: Denoising, generator: torch.Generator) -> list[Move]:
     plan = []
     for first in range(0, length, block):
         end = min(first + block, length)
-        plan += [Move(0, first + block, n) for n in counts_of(end - first, budget, denoising, generator)]
+        plan += [Move(0, first + block, n) for n in pass_counts(end - first, budget, denoising, generator)]
     return plan
 
 
@@ -114,7 +119,7 @@ def infill_plan(masked: list[bool], denoising: Denoising, generator: torch.Gener
         inside = sum(masked[first : first + block])
         if inside:
             budget = denoising.steps_per_block or math.ceil(denoising.steps / blocks)
-            counts = counts_of(inside, budget, denoising, generator)
+            counts = pass_counts(inside, budget, denoising, generator)
             plan += [Move(first, first + block, n) for n in counts]
     return plan
 
@@ -127,7 +132,7 @@ def block_plan(denoising: Denoising, generator: torch.Generator) -> list[list[Mo
     out = []
     for first in range(0, length, block):
         end = min(first + block, length)
-        out.append([Move(first, end, n) for n in counts_of(end - first, budget, denoising, generator)])
+        out.append([Move(first, end, n) for n in pass_counts(end - first, budget, denoising, generator)])
     return out
 
 
@@ -205,11 +210,7 @@ class Places:
         return torch.tensor(list(values))[self.row]
 
 
-# ---- Random numbers that belong to a sample, not to a batch ---------------------------------------------------------
-# Each sample has its own generator, seeded by the run's seed and the sample's tokens. Whatever else is in the batch,
-# and in whatever order, the same sample draws the same numbers. They are drawn on the CPU, so a GPU changes nothing.
-# DiffusionGemma can also be sampled with the numbers that transformers' `generate` draws (SharedNoise), which belong
-# to a batch: for comparing with it.
+# ---- Random numbers ----------------------------------------------------------------------------------------------
 
 PART_CELLS = 1 << 24
 # How far below the best a candidate of `gumbel_choice` may be, relative to its terms, and how far its number below what
@@ -251,22 +252,18 @@ def _among_candidates(logits: torch.Tensor, temperature: float, generator: torch
     for r, row in enumerate(logits):
         u.uniform_(generator=generator)
         tried = torch.stack([row.argmax(), u.argmax()])
-        number, logit = _needed(row[tried].double(), u[tried], temperature)
+        largest_logit, other_logit = row[tried].double()
+        scores = _perturbed(row[tried].double(), u[tried], temperature)
+        best = scores.max()
+        best = best - SLACK * (1 + best.abs() + largest_logit.abs() + temperature)
+        least_number = torch.exp(-torch.exp((largest_logit - best) / temperature)) - SMALLEST_STEP
+        least_logit = best - (scores[1] - other_logit)
         # Rounded to the logits' precision and one step further down, so that they are compared as they are.
-        step = 2 * torch.finfo(row.dtype).eps * logit.abs()
-        below = (u < number).logical_or_(row < (logit - step).to(row.dtype))
+        step = 2 * torch.finfo(row.dtype).eps * least_logit.abs()
+        below = (u < least_number).logical_or_(row < (least_logit - step).to(row.dtype))
         able = below.logical_not_().nonzero()[:, 0]
         choice[r] = able[_perturbed(row[able], u[able], temperature).argmax()]
     return choice
-
-
-def _needed(logit: torch.Tensor, u: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a winner has at least, given the largest logit (first) and the largest number (second): number and logit."""
-    scores = _perturbed(logit, u, temperature)
-    best = scores.max()
-    best = best - SLACK * (1 + best.abs() + logit[0].abs() + temperature)
-    number = torch.exp(-torch.exp((logit[0] - best) / temperature)) - SMALLEST_STEP
-    return number, best - (scores[1] - logit[1])
 
 
 def slices(logits: torch.Tensor) -> list[slice]:
@@ -275,33 +272,19 @@ def slices(logits: torch.Tensor) -> list[slice]:
     return [slice(i, i + step) for i in range(0, len(logits), step)]
 
 
-class HasGenerator(Protocol):
-    """A sample with random numbers of its own."""
-
-    @property
-    def generator(self) -> torch.Generator: ...
-
-
-class Noise(Protocol):
-    """Where the random tokens of canvases come from, for the rows `live` of a batch; the others' do not matter."""
-
-    def uniform(self, rows: Sequence[HasGenerator], live: Sequence[int], width: int, vocab: int) -> torch.Tensor: ...
-    def choose(self, rows: Sequence[HasGenerator], live: Sequence[int], logits: torch.Tensor) -> torch.Tensor: ...
-
-
 class OwnNoise:
     """Each sample draws from its own generator, and only while it is being denoised."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def uniform(self, rows: Sequence[HasGenerator], live: Sequence[int], width: int, vocab: int) -> torch.Tensor:
+    def uniform(self, rows: Sequence[SamplerRow], live: Sequence[int], width: int, vocab: int) -> torch.Tensor:
         out = torch.zeros((len(rows), width), dtype=torch.long)
         for r in live:
             out[r] = torch.randint(0, vocab, (width,), generator=rows[r].generator)
         return send(out, self.device)
 
-    def choose(self, rows: Sequence[HasGenerator], live: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    def choose(self, rows: Sequence[SamplerRow], live: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
         """One uniform number per position, looked up in its cumulated probabilities."""
         out = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
         if not live:
@@ -310,8 +293,8 @@ class OwnNoise:
         for r, u in zip(live, send(torch.stack(drawn), logits.device), strict=True):
             for at in slices(logits[r]):
                 below = logits[r, at].softmax(dim=-1, dtype=torch.float32).double().cumsum(dim=-1)
-                found = torch.searchsorted(below, (u[at] * below[:, -1])[:, None], right=True)[:, 0]
-                out[r, at] = found.clamp_max(logits.shape[-1] - 1)
+                token = torch.searchsorted(below, (u[at] * below[:, -1])[:, None], right=True)[:, 0]
+                out[r, at] = token.clamp_max(logits.shape[-1] - 1)
         return out
 
 
@@ -321,9 +304,12 @@ class SharedNoise:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def uniform(self, rows: Sequence[HasGenerator], live: Sequence[int], width: int, vocab: int) -> torch.Tensor:
+    def uniform(self, rows: Sequence[SamplerRow], live: Sequence[int], width: int, vocab: int) -> torch.Tensor:
         return torch.randint(low=0, high=vocab, size=(len(rows), width), device=self.device)
 
-    def choose(self, rows: Sequence[HasGenerator], live: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    def choose(self, rows: Sequence[SamplerRow], live: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
         p = logits.softmax(dim=-1, dtype=torch.float32).flatten(0, 1)
         return torch.multinomial(p, num_samples=1).view(logits.shape[:-1])
+
+
+Noise = OwnNoise | SharedNoise  # where the random tokens of canvases come from, for the rows `live` of a batch

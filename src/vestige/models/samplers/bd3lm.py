@@ -9,30 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from vestige.models.attention import send
 from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers.base import Move, Places, SamplerRow, Sampling, block_size
-from vestige.models.samplers.choose import decide, suppressed, with_guidance
-from vestige.wants import Denoising
-
-
-@dataclass(frozen=True)
-class Block:
-    """The last columns of a canvas, which are being denoised."""
-
-    canvas: torch.Tensor
-    width: int
-    first: int  # its first column's place in the window
-
-    @property
-    def tokens(self) -> torch.Tensor:
-        """A view: what is written here is written on the canvas."""
-        return self.canvas[:, -self.width :]
+from vestige.models.samplers.choose import decide, hideable_tokens, suppressed, with_guidance
 
 
 def run_bd3lm(
@@ -45,22 +29,44 @@ def run_bd3lm(
     """
     predictor, denoising = sampling.predictor, sampling.denoising
     block = block_size(denoising)
-    canvas, keep = _prompts(predictor, [row.prompt for row in rows], block)
+    # Prompts on the right of a canvas of whole blocks.
+    width = math.ceil(max(len(row.prompt) for row in rows) / block) * block
+    canvas = torch.full((len(rows), width), predictor.pad_id, dtype=torch.long)
+    keep = torch.zeros((len(rows), width), dtype=torch.bool)
+    for i, row in enumerate(rows):
+        if row.prompt:
+            canvas[i, width - len(row.prompt) :] = torch.tensor(row.prompt, dtype=torch.long)
+            keep[i, width - len(row.prompt) :] = True
     sampling.show(canvas)
-    views = _views(predictor, canvas, keep, block, denoising)
+
+    # The prompt as it is, and for guidance a second view in which it is hidden.
+    prompts = [canvas]
+    if denoising.cfg_scale > 0:
+        given = hideable_tokens(sampling, canvas, keep)
+        prompts.append(canvas.masked_fill(given, predictor.mask_id))
+    shift = predictor.shift if denoising.right_shift_logits is None else denoising.right_shift_logits
+    views: list[View] = []
+    for prompt in prompts:
+        kind = CachedView if predictor.cached else PlainView
+        view = kind(predictor, block, shift, len(rows))
+        if width:
+            view.read(prompt, keep)
+        views.append(view)
+
     written: list[list[int]] = [[] for _ in rows]
     active = list(range(len(rows)))
     for b in range(len(plans[0])):
         if b:
             for view in views:
                 view.read(canvas[:, -block:], keep[:, -block:])
-        width = min(block, rows[0].length - b * block)
-        fresh = torch.full((len(active), width), predictor.mask_id, dtype=torch.long)
+        size = min(block, rows[0].length - b * block)
+        fresh = torch.full((len(active), size), predictor.mask_id, dtype=torch.long)
         canvas = torch.cat([canvas, fresh], dim=1)
         keep = torch.cat([keep, torch.ones_like(fresh, dtype=torch.bool)], dim=1)
-        moves = [plans[i][b] for i in active]
-        _denoise(sampling, [rows[i] for i in active], moves, views, Block(canvas, width, b * block))
-        for i, tokens in zip(active, canvas[:, -width:].tolist(), strict=True):
+        _denoise_block(
+            sampling, [rows[i] for i in active], [plans[i][b] for i in active], views, canvas, size, b * block
+        )
+        for i, tokens in zip(active, canvas[:, -size:].tolist(), strict=True):
             written[i] += tokens
         going = [r for r, i in enumerate(active) if not set(written[i]) & set(predictor.eos_ids)]
         if not going:
@@ -74,82 +80,42 @@ def run_bd3lm(
     return written
 
 
-def _denoise(
-    sampling: Sampling,
-    rows: Sequence[SamplerRow],
-    moves: Sequence[Sequence[Move]],
-    views: Sequence[View],
-    at_work: Block,
-) -> None:
-    """The passes over one block, in place."""
+def _denoise_block(
+    sampling: Sampling, rows: Sequence[SamplerRow], moves: Sequence[Sequence[Move]], views: Sequence[View],
+    canvas: torch.Tensor, size: int, first: int,
+) -> None:  # fmt: skip
+    """The passes over the last `size` columns of the canvas, in place; `first`: the block's place in the window."""
     denoising, mask_id = sampling.denoising, sampling.predictor.mask_id
-    block, width = at_work.tokens, at_work.width
+    block = canvas[:, -size:]  # a view: what is written here is written on the canvas
     start = [row.passes for row in rows]
     while True:
-        # A block that is full takes no more passes, and one without a plan left (drawn counts) waits for the others.
+        # A block that is full takes no more passes, and one whose plan has ended (drawn counts) waits for the others.
         live = [r for r, row in enumerate(rows) if row.passes - start[r] < len(moves[r])]
         live = [r for r in live if bool((block[r] == mask_id).any())]
         if not live:
             return
-        looks = [view.look(block) for view in views]  # all rows: the cache holds them all
-        logits = looks[0] if len(looks) == 1 else with_guidance(looks[0], looks[1], denoising.cfg_scale)
+        logits = views[0].forward_block(block)  # all rows: the cache holds them all
+        if len(views) > 1:
+            logits = with_guidance(logits, views[1].forward_block(block), denoising.cfg_scale)
         at = torch.tensor(live)
-        looked = logits if len(live) == len(rows) else logits[send(at, logits.device)]
-        logits = suppressed(looked.reshape(-1, logits.shape[-1]), denoising.suppress_tokens)
-        row = torch.arange(len(live)).repeat_interleave(width)
-        column = torch.arange(width).repeat(len(live))
-        places = Places([rows[r] for r in live], row, column + at_work.first)
+        if len(live) < len(rows):
+            logits = logits[send(at, logits.device)]
+        logits = suppressed(logits.reshape(-1, logits.shape[-1]), denoising.suppress_tokens)
+        row = torch.arange(len(live)).repeat_interleave(size)
+        column = torch.arange(size).repeat(len(live))
+        places = Places([rows[r] for r in live], row, column + first)
         steps = [moves[r][rows[r].passes - start[r]] for r in live]
         before = block[at].reshape(-1)
         proposal, chosen = decide(sampling, places, steps, logits, before)
-        del looks, logits  # before the next look makes its own
-        block[at] = torch.where(chosen, proposal, before).view(len(live), width)
-        sampling.show(at_work.canvas)
+        del logits  # before the next look makes its own
+        block[at] = torch.where(chosen, proposal, before).view(len(live), size)
+        sampling.show(canvas)
 
 
-def _prompts(
-    predictor: MaskPredictor, prompts: Sequence[Sequence[int]], block: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts on the right of a canvas of whole blocks, and which columns are not padding."""
-    width = math.ceil(max(len(p) for p in prompts) / block) * block
-    canvas = torch.full((len(prompts), width), predictor.pad_id, dtype=torch.long)
-    keep = torch.zeros((len(prompts), width), dtype=torch.bool)
-    for i, prompt in enumerate(prompts):
-        if prompt:
-            canvas[i, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-            keep[i, width - len(prompt) :] = True
-    return canvas, keep
+# ---- What the model has read, and through it the block at hand -------------------------------------------------------
 
 
-class View(Protocol):
-    """What the model has read, and through it the block at hand."""
-
-    def read(self, ids: torch.Tensor, keep: torch.Tensor) -> None: ...
-    def look(self, block: torch.Tensor) -> torch.Tensor: ...
-    def select(self, rows: torch.Tensor) -> None: ...
-
-
-def _views(
-    predictor: MaskPredictor, canvas: torch.Tensor, keep: torch.Tensor, block: int, denoising: Denoising
-) -> list[View]:
-    """The prompt as it is, and for guidance a second view in which it is hidden."""
-    shift = predictor.shift if denoising.right_shift_logits is None else denoising.right_shift_logits
-    kind = CachedView if predictor.cached else PlainView
-    views: list[View] = [kind(predictor, block, shift, len(canvas))]
-    prompts = [canvas]
-    if denoising.cfg_scale > 0:
-        given = keep & (canvas != predictor.mask_id)
-        if denoising.cfg_keep_tokens:
-            given &= ~torch.isin(canvas, torch.tensor(denoising.cfg_keep_tokens))
-        views.append(kind(predictor, block, shift, len(canvas)))
-        prompts.append(canvas.masked_fill(given, predictor.mask_id))
-    if canvas.shape[1]:
-        for view, prompt in zip(views, prompts, strict=True):
-            view.read(prompt, keep)
-    return views
-
-
-def staircase(keep: torch.Tensor, queries: int, block: int) -> torch.Tensor:
+def block_causal_mask(keep: torch.Tensor, queries: int, block: int) -> torch.Tensor:
     """allowed (rows, queries, keys) for the last `queries` columns: own block and earlier ones, no padding."""
     number = torch.arange(keep.shape[1], device=keep.device) // block
     first = keep.shape[1] - queries
@@ -162,7 +128,7 @@ def positions_of(keep: torch.Tensor) -> torch.Tensor:
 
 
 class PlainView:
-    """Reads everything again at every look."""
+    """Reads everything again for every block."""
 
     def __init__(self, predictor: MaskPredictor, block: int, shift: bool, rows: int) -> None:
         self.predictor, self.block, self.shift = predictor, block, shift
@@ -173,7 +139,7 @@ class PlainView:
         self.ids = torch.cat([self.ids, ids], dim=1)
         self.keep = torch.cat([self.keep, keep], dim=1)
 
-    def look(self, block: torch.Tensor) -> torch.Tensor:
+    def forward_block(self, block: torch.Tensor) -> torch.Tensor:
         ids = send(torch.cat([self.ids, block], dim=1), self.predictor.device)
         keep = send(torch.cat([self.keep, torch.ones_like(block, dtype=torch.bool)], dim=1), self.predictor.device)
         rows, columns = ids.shape
@@ -181,7 +147,7 @@ class PlainView:
         if self.shift:
             column = (column - 1).clamp_min(0)
         where = (torch.arange(rows, device=ids.device)[:, None] * columns + column).reshape(-1)
-        allowed = staircase(keep, columns, self.block)
+        allowed = block_causal_mask(keep, columns, self.block)
         logits = self.predictor.forward(ids, where, allowed=allowed, positions=positions_of(keep))
         return logits.view(rows, block.shape[1], -1)
 
@@ -190,7 +156,7 @@ class PlainView:
 
 
 class CachedView:
-    """Keeps keys and values of what was read; a look leaves them as they were."""
+    """Keeps keys and values of what was read; a forward over a block leaves them as they were."""
 
     def __init__(self, predictor: MaskPredictor, block: int, shift: bool, rows: int) -> None:
         from transformers import DynamicCache
@@ -206,7 +172,7 @@ class CachedView:
         where = torch.arange(rows, device=self.predictor.device) * columns + columns - 1
         self.last = self._forward(ids, where, self.keep)
 
-    def look(self, block: torch.Tensor) -> torch.Tensor:
+    def forward_block(self, block: torch.Tensor) -> torch.Tensor:
         rows, width = block.shape
         keep = torch.cat([self.keep, torch.ones_like(block, dtype=torch.bool)], dim=1)
         where = torch.arange(rows * width, device=self.predictor.device)
@@ -223,7 +189,7 @@ class CachedView:
         new = ids.shape[1]
         ids, keep = (send(t, self.predictor.device) for t in (ids, keep))
         return self.predictor.forward(
-            ids, where, allowed=staircase(keep, new, self.block), positions=positions_of(keep)[:, -new:],
+            ids, where, allowed=block_causal_mask(keep, new, self.block), positions=positions_of(keep)[:, -new:],
             cache=self.cache,
         )  # fmt: skip
 
@@ -234,3 +200,6 @@ class CachedView:
             if layer.is_initialized:
                 at = send(rows, layer.keys.device)
                 layer.keys, layer.values = layer.keys[at], layer.values[at]
+
+
+View = PlainView | CachedView

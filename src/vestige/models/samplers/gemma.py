@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,10 +21,15 @@ from vestige.models.samplers.base import Noise, OwnNoise, Pass, SamplerRow, Samp
 from vestige.wants import CANVAS_SETTINGS, Denoising
 
 
-def resolved(predictor: CanvasPredictor, denoising: Denoising) -> Denoising:
-    """The settings with the checkpoint's own where nobody said otherwise."""
-    unsaid = {k: v for k, v in predictor.sampling.items() if k in CANVAS_SETTINGS and getattr(denoising, k) is None}
-    out = replace(denoising, **{"noise": "sample", **unsaid} if denoising.noise is None else unsaid)
+def with_checkpoint_settings(predictor: CanvasPredictor, denoising: Denoising) -> Denoising:
+    """The settings, with the checkpoint's own where the user set none."""
+    unset: dict[str, Any] = {}
+    for name, value in predictor.sampling.items():
+        if name in CANVAS_SETTINGS and getattr(denoising, name) is None:
+            unset[name] = value
+    if denoising.noise is None:
+        unset.setdefault("noise", "sample")
+    out = replace(denoising, **unset)
     out.check()
     return out
 
@@ -52,16 +57,20 @@ def run_gemma(predictor: CanvasPredictor, sampling: Sampling, rows: Sequence[Sam
     ended: set[int] = set()
     active = list(range(len(rows)))
     prefix = Prefix(predictor, [row.prompt for row in rows])
-    for _ in range(canvases(denoising, predictor.canvas)[0]):
+    count, passes = canvases(denoising, predictor.canvas)
+    for _ in range(count):
         prefix.read()
         live = [r for r, i in enumerate(active) if i not in ended]
         first = len(written[active[live[0]]])  # rows that go on are all at the same canvas
-        text = _denoise(predictor, sampling, [rows[i] for i in active], live, first, prefix, noise)
+        text = _denoise_canvas(predictor, sampling, [rows[i] for i in active], live, first, passes, prefix, noise)
         for r, i in enumerate(active):
-            tokens = text[r].tolist()  # on the host, as all that `_denoise` has read back
-            over = _after_end(tokens, predictor.eos_ids, i in ended)
+            tokens = text[r].tolist()  # on the host, as all that `_denoise_canvas` has read back
+            ends = [place for place, token in enumerate(tokens) if token in predictor.eos_ids]
             if predictor.after_end is not None:
-                tokens[len(tokens) - over :] = [predictor.after_end] * over
+                if i in ended:
+                    tokens = [predictor.after_end] * len(tokens)
+                elif ends:
+                    tokens[ends[0] + 1 :] = [predictor.after_end] * (len(tokens) - 1 - ends[0])
                 text[r] = torch.tensor(tokens)
             if i not in ended:
                 written[i] += tokens
@@ -77,37 +86,24 @@ def run_gemma(predictor: CanvasPredictor, sampling: Sampling, rows: Sequence[Sam
     return written
 
 
-def _after_end(tokens: Sequence[int], eos: Sequence[int], ended: bool) -> int:
-    """How many tokens of a canvas come after the text's end."""
-    if ended:
-        return len(tokens)
-    return next((len(tokens) - 1 - i for i, token in enumerate(tokens) if token in eos), 0)
-
-
-def _denoise(
-    predictor: CanvasPredictor,
-    sampling: Sampling,
-    rows: Sequence[SamplerRow],
-    live: list[int],
-    first: int,
-    prefix: Prefix,
-    noise: Noise,
-) -> torch.Tensor:
+def _denoise_canvas(
+    predictor: CanvasPredictor, sampling: Sampling, rows: Sequence[SamplerRow], live: list[int], first: int,
+    passes: int, prefix: Prefix, noise: Noise,
+) -> torch.Tensor:  # fmt: skip
     """The passes over one canvas of each row; its text, on the host.
 
-    Rows outside `live` are carried along, and nothing is noted of them. A pass is read back in one copy, so a GPU is
+    Rows outside `live` are carried along, and nothing is recorded of them. A pass is read back in one copy, so a GPU is
     waited for once, and once more for what is recorded.
     """
     denoising, vocab = sampling.denoising, predictor.vocab
-    passes = canvases(denoising, predictor.canvas)[1]
     canvas = noise.uniform(rows, live, predictor.canvas, vocab)
     finished = torch.zeros(len(rows), dtype=torch.bool, device=canvas.device)
-    stop = Stop(denoising)
+    stop = CanvasStop(denoising)
     before: torch.Tensor | None = None  # the last pass's logits, which the model sees again (self-conditioning)
     text = canvas
     sampling.show(canvas)
     for left in range(passes, 0, -1):
-        logits = prefix.look(canvas, before)
+        logits = prefix.forward_canvas(canvas, before)
         tempered = temper(logits, denoising, left, passes)
         proposal = noise.choose(rows, live, tempered)
         entropy = entropies(tempered)
@@ -121,16 +117,45 @@ def _denoise(
             tempered = torch.where(done[..., None], before.to(tempered.dtype), tempered)
         finished = finished | stop(text, entropy)
         planes = (canvas, proposal, accepted, text, finished[:, None].expand_as(canvas))
-        seen = torch.stack([plane.to(torch.int32) for plane in planes]).cpu().long()
-        _record(sampling, rows, live, first, CanvasLook(logits, seen[0], seen[1], seen[2].bool()))
+        on_host = torch.stack([plane.to(torch.int32) for plane in planes]).cpu().long()
+        if live:
+            _record(sampling, rows, live, first, logits, on_host[0], on_host[1], on_host[2].bool())
         canvas = torch.where(done, canvas, following)
         before = tempered.to(prefix.dtype)
-        over = seen[4, :, 0].bool().tolist()
+        over = on_host[4, :, 0].bool().tolist()
         live = [r for r in live if not over[r]]
         sampling.show(canvas)
         if not live and (denoising.noise != "generate" or all(over)):
             break
-    return seen[3].clone()
+    return on_host[3].clone()
+
+
+def _record(
+    sampling: Sampling, rows: Sequence[SamplerRow], live: Sequence[int], first: int, logits: torch.Tensor,
+    canvas: torch.Tensor, proposal: torch.Tensor, accepted: torch.Tensor,
+) -> None:  # fmt: skip
+    """Tells the recorder what the pass saw inside the window, and when each position was accepted last.
+
+    All but the logits (rows, positions, vocabulary) are on the host. The logits are as the model gave them: the
+    temperature is the sampler's, and another in each pass.
+    """
+    width = min(canvas.shape[1], rows[live[0]].length - first)
+    at = torch.tensor(live)
+    if sampling.recorder is not None:
+        sample = torch.tensor([rows[r].sample for r in live]).repeat_interleave(width)
+        number = torch.tensor([rows[r].passes for r in live]).repeat_interleave(width)
+        position = torch.arange(first, first + width).repeat(len(live))
+        in_window = logits[send(at, logits.device), :width].flatten(0, 1)
+        planes = [plane[at, :width].flatten(0, 1) for plane in (canvas, proposal, accepted)]
+        sampling.recorder(Pass(sample, number, position, in_window, *planes))
+    for r, row_accepted in zip(live, accepted[at, :width].tolist(), strict=True):
+        row = rows[r]
+        for place, is_accepted in enumerate(row_accepted, first):
+            if not is_accepted:
+                row.fixed[place] = -1
+            elif row.fixed[place] < 0:
+                row.fixed[place] = row.passes
+        row.passes += 1
 
 
 def temper(logits: torch.Tensor, denoising: Denoising, left: int, passes: int) -> torch.Tensor:
@@ -162,7 +187,7 @@ def accept(entropy: torch.Tensor, bound: float) -> torch.Tensor:
     return torch.zeros_like(chosen).scatter(-1, where, chosen)
 
 
-class Stop:
+class CanvasStop:
     """A canvas is finished when its first choices are as in the passes before, and sure."""
 
     def __init__(self, denoising: Denoising) -> None:
@@ -178,42 +203,6 @@ class Stop:
             out &= torch.stack(same).all(dim=0) if enough else torch.zeros_like(out)
             self.earlier = [*self.earlier, text][-self.stable :]
         return out
-
-
-@dataclass(frozen=True)
-class CanvasLook:
-    """One pass over the canvases of a batch: (rows, positions) on the host, the logits with a vocabulary axis."""
-
-    logits: torch.Tensor  # as the model gave them: the temperature is the sampler's, and another in each pass
-    canvas: torch.Tensor
-    proposal: torch.Tensor
-    accepted: torch.Tensor
-
-
-def _record(sampling: Sampling, rows: Sequence[SamplerRow], live: Sequence[int], first: int, look: CanvasLook) -> None:
-    """Tells the recorder what the pass thought inside the window, and notes when each position was accepted last."""
-    if not live:
-        return
-    width = min(look.canvas.shape[1], rows[live[0]].length - first)
-    at = torch.tensor(live)
-    if sampling.recorder is not None:
-        kept = [plane[at, :width].flatten(0, 1) for plane in (look.canvas, look.proposal, look.accepted)]
-        logits = look.logits[send(at, look.logits.device), :width].flatten(0, 1)
-        column = torch.arange(first, first + width).repeat(len(live))
-
-        def each(values: Sequence[int]) -> torch.Tensor:
-            return torch.tensor(values).repeat_interleave(width)
-
-        sample, number = each([rows[r].sample for r in live]), each([rows[r].passes for r in live])
-        sampling.recorder(Pass(sample, number, column, logits, *kept))
-    for r, accepted in zip(live, look.accepted[at, :width].tolist(), strict=True):
-        row = rows[r]
-        for position, yes in enumerate(accepted, first):
-            if not yes:
-                row.fixed[position] = -1
-            elif row.fixed[position] < 0:
-                row.fixed[position] = row.passes
-        row.passes += 1
 
 
 class Prefix:
@@ -259,7 +248,7 @@ class Prefix:
         )
         self.positions = torch.arange(end, end + width, dtype=torch.int32, device=self.new.device)[None]
 
-    def look(self, canvas: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+    def forward_canvas(self, canvas: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
         """The decoder's logits (rows, positions, vocabulary); what was read stays as it is."""
         self._count(canvas)
         out: torch.Tensor = self.model(

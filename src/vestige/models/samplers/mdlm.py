@@ -12,10 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from vestige.models.attention import send
-from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers.base import Move, Places, SamplerRow, Sampling
-from vestige.models.samplers.choose import decide, suppressed, with_guidance
-from vestige.wants import Denoising
+from vestige.models.samplers.choose import decide, hideable_tokens, suppressed, with_guidance
 
 
 def run_mdlm(
@@ -23,10 +21,15 @@ def run_mdlm(
 ) -> torch.Tensor:
     """Fills the masks of `sequences` (prompt and window, whose last `row.length` tokens are the window)."""
     predictor, denoising = sampling.predictor, sampling.denoising
-    canvas, keep = _canvas(predictor, sequences)
-    given = keep & (canvas != predictor.mask_id)
-    if denoising.cfg_keep_tokens:
-        given &= ~torch.isin(canvas, torch.tensor(denoising.cfg_keep_tokens))
+    width = max(len(s) for s in sequences)
+    # The filler is hidden from the model either way; dllm pads with the end token.
+    filler = predictor.eos_ids[0] if predictor.eos_ids else predictor.pad_id
+    canvas = torch.full((len(sequences), width), filler, dtype=torch.long)
+    keep = torch.zeros((len(sequences), width), dtype=torch.bool)
+    for i, sequence in enumerate(sequences):
+        canvas[i, : len(sequence)] = torch.tensor(sequence, dtype=torch.long)
+        keep[i, : len(sequence)] = True
+    given = hideable_tokens(sampling, canvas, keep)
     starts = [len(s) - row.length for s, row in zip(sequences, rows, strict=True)]
     sampling.show(canvas)
     while True:
@@ -34,50 +37,28 @@ def run_mdlm(
         if not active:
             return canvas
         at = torch.tensor(active)
-        places, where = _places([rows[i] for i in active], [starts[i] for i in active], canvas)
-        logits = _look(predictor, canvas[at], keep[at], given[at], where, denoising)
-        flat = at[places.row] * canvas.shape[1] + where % canvas.shape[1]
-        before = canvas.view(-1)[flat]
+        active_rows = [rows[i] for i in active]
+        active_starts = [starts[i] for i in active]
+        # All window positions of the active rows, and where they stand in the flattened active rows.
+        lengths = torch.tensor([row.length for row in active_rows])
+        row = torch.repeat_interleave(torch.arange(len(active)), lengths)
+        position = torch.cat([torch.arange(n) for n in lengths.tolist()])
+        column = torch.tensor(active_starts)[row] + position
+
+        device, shift = predictor.device, denoising.right_shift_logits
+        visible = send(keep[at], device)
+        where = send(row * width + column, device)
+        logits = predictor.logits(send(canvas[at], device), visible, where, shift)
+        if denoising.cfg_scale > 0:
+            hidden = send(canvas[at].masked_fill(given[at], predictor.mask_id), device)
+            logits = with_guidance(logits, predictor.logits(hidden, visible, where, shift), denoising.cfg_scale)
+        logits = suppressed(logits, denoising.suppress_tokens)
+
+        on_canvas = at[row] * width + column
+        before = canvas.view(-1)[on_canvas]
         moves = [plans[i][rows[i].passes] for i in active]
+        places = Places(active_rows, row, position, active_starts)
         proposal, chosen = decide(sampling, places, moves, logits, before)
         del logits  # before the next look makes its own
-        canvas.view(-1)[flat[chosen]] = proposal[chosen]
+        canvas.view(-1)[on_canvas[chosen]] = proposal[chosen]
         sampling.show(canvas)
-
-
-def _canvas(predictor: MaskPredictor, sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(len(s) for s in sequences)
-    filler = predictor.eos_ids[0] if predictor.eos_ids else predictor.pad_id  # hidden either way; dllm pads with EOS
-    canvas = torch.full((len(sequences), width), filler, dtype=torch.long)
-    keep = torch.zeros((len(sequences), width), dtype=torch.bool)
-    for i, sequence in enumerate(sequences):
-        canvas[i, : len(sequence)] = torch.tensor(sequence, dtype=torch.long)
-        keep[i, : len(sequence)] = True
-    return canvas, keep
-
-
-def _places(rows: Sequence[SamplerRow], starts: Sequence[int], canvas: torch.Tensor) -> tuple[Places, torch.Tensor]:
-    """All window positions of some rows, and where they stand in the flattened rows."""
-    lengths = torch.tensor([row.length for row in rows])
-    row = torch.repeat_interleave(torch.arange(len(rows)), lengths)
-    position = torch.cat([torch.arange(n) for n in lengths.tolist()])
-    where = row * canvas.shape[1] + torch.tensor(starts)[row] + position
-    return Places(rows, row, position, starts), where
-
-
-def _look(
-    predictor: MaskPredictor,
-    canvas: torch.Tensor,
-    keep: torch.Tensor,
-    given: torch.Tensor,
-    where: torch.Tensor,
-    denoising: Denoising,
-) -> torch.Tensor:
-    shift, device = denoising.right_shift_logits, predictor.device
-    seen, there = send(keep, device), send(where, device)
-    logits = predictor.logits(send(canvas, device), seen, there, shift)
-    if denoising.cfg_scale > 0:
-        hidden = send(canvas.masked_fill(given, predictor.mask_id), device)
-        blind = predictor.logits(hidden, seen, there, shift)
-        logits = with_guidance(logits, blind, denoising.cfg_scale)
-    return suppressed(logits, denoising.suppress_tokens)

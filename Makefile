@@ -76,7 +76,7 @@ test-deepspeed: $(STAMP)
 	printf '%s\n' $(CURDIR)/$(VENV)/lib/python3*/site-packages $(CURDIR)/src > $$(echo .venv-deepspeed/lib/python3*/site-packages)/vestige.pth
 	.venv-deepspeed/bin/pip install --quiet --disable-pip-version-check setuptools wheel packaging
 	DS_ACCELERATOR=cpu .venv-deepspeed/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation deepspeed==0.19.8 hjson ninja py-cpuinfo msgpack einops
-	DS_ACCELERATOR=cpu VESTIGE_DEEPSPEED=.venv-deepspeed/bin/python $(BIN)/python -m pytest -n 0 tests/watch/test_watch_processes.py -k deepspeed
+	DS_ACCELERATOR=cpu VESTIGE_DEEPSPEED=.venv-deepspeed/bin/python $(BIN)/python -m pytest -n 0 tests/unlearn/test_watch_processes.py -k deepspeed
 
 # Served models against a real vLLM, in an environment of its own (.venv-engines, about 3 GB; ten minutes at most).
 engines: $(STAMP)

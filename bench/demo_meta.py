@@ -153,7 +153,7 @@ def draw(out: Path, pools: Pools, attacks: Attacks, curve: Mapping[str, list[tup
     def side(models: Any, metric: str) -> list[float]:
         return [x for model in models if (x := m(metric, model.value(metric))) is not None]
 
-    panels = {n: (side(pools.positive, n), side(pools.negative, n), cuts[n]) for n in KNOWN if n in cuts}
+    panels = {n: (side(pools.positive, n), side(pools.negative, n), cuts[n].m) for n in KNOWN if n in cuts}
     points = {
         (state, metric): {
             model.name: (m(metric, model.value("before", metric)), m(metric, model.value(state, metric)))

@@ -70,7 +70,7 @@ def write_data(folder: Path, rows: int, words: int) -> Path:
 
 
 def tokenizer(folder: Path) -> Any:
-    from vestige.lab.tokenizer import train_tokenizer
+    from vestige.lab.models import train_tokenizer
 
     texts = [v for line in (folder / "forget.jsonl").read_text().splitlines() for v in _texts(json.loads(line))]
     return train_tokenizer(texts, 700, 4096)

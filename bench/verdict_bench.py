@@ -5,7 +5,7 @@
     python bench/verdict_bench.py docs           # the table once more, from the stored facts
     python bench/verdict_bench.py tune OUT|FILE  # words on the tuning seeds for other constants of the rule
 
-The constants in verdict/rule.py were fixed on TUNING; the table is made on TABLE, whose models no constant has seen.
+The constants in compare/rule.py were fixed on TUNING; the table is made on TABLE, whose models no constant has seen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from known_models.verdict_models import BenchSettings
 from known_models.verdict_runs import run_bench
-from vestige.meta.verdict_bench import TARGETS, bench_json, bench_lines, facts_json, read_bench
+from vestige.meta.verdict import TARGETS, bench_json, bench_lines, facts_json, read_bench
 from vestige.verdict.rule import RULE
 
 ROOT = Path(__file__).parent.parent

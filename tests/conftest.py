@@ -36,7 +36,7 @@ PARTS = {
             "results",
             "stress",
         ),
-        *("sweep", "show", "unlearn", "watch", "test_names.py", "test_one_definition.py", "test_plugins.py"),
+        *("stress", "sweep", "show", "unlearn", "test_names.py", "test_one_definition.py", "test_plugins.py"),
         *("test_cli.py", "test_flags.py", "test_vocabulary.py"),
     ),
     "models": (
@@ -60,7 +60,7 @@ PARTS = {
     "fuzz": ("test_fuzz.py",),
     "packaging": ("test_packaging.py",),
     "typing": ("api/test_typing.py",),
-    "trl": ("collapse/test_trl.py", "watch/test_watch_trl.py", "watch/test_watch_processes.py"),
+    "trl": ("collapse/test_trl.py", "unlearn/test_watch_trl.py", "unlearn/test_watch_processes.py"),
 }
 # A file stays with one worker, so that what its tests share is made once. The long ones go first, so that no worker is
 # left with one of them at the end.

@@ -24,7 +24,7 @@ def learned_model(place: Path) -> Path:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from vestige.lab.tokenizer import encode_row
+    from vestige.lab.models import encode_row
     from vestige.unlearn.loop import Training, finetune
 
     tokenizer = AutoTokenizer.from_pretrained(LAB / "models" / "full")

@@ -34,8 +34,8 @@ def run_training_words(data: bytes, place: Path) -> None:
 
 
 def run_plan(data: bytes, place: Path) -> None:
-    from vestige.sweep.graph import make_tasks
     from vestige.sweep.plan import read_plan
+    from vestige.sweep.tasks import make_tasks
 
     if b"plugins" in data:
         return  # a plug-in is a program that the user names; running it is what was asked
@@ -43,7 +43,7 @@ def run_plan(data: bytes, place: Path) -> None:
 
 
 def run_pools(data: bytes, place: Path) -> None:
-    from vestige.meta.methods import read_methods
+    from vestige.meta.axes import read_methods
     from vestige.meta.pools import read_attacks, read_pools
 
     path = written(place, "pools.yaml", data)
@@ -53,20 +53,20 @@ def run_pools(data: bytes, place: Path) -> None:
 
 
 def run_meta_files(data: bytes, place: Path) -> None:
-    from vestige.meta import files
+    from vestige.meta.axes import read_method_results, read_utility
+    from vestige.meta.files import read_meta_eval, read_thresholds
     from vestige.meta.pools import read_pools
 
     path = written(place, "x.json", data)
-    for read in (files.read_method_results, files.read_utility, files.read_thresholds, files.read_threshold_protocols,
-                 files.read_meta_eval, read_pools):  # fmt: skip
+    for read in (read_method_results, read_utility, read_thresholds, read_meta_eval, read_pools):
         with tolerant():
             read(path)
 
 
 def run_meta_checks(data: bytes, place: Path) -> None:
     """Files of meta-evaluation put to the checklist, and results of attacks read."""
-    from vestige.meta.tree_meta import read_tree_attacks
-    from vestige.results.meta_checks import check_meta
+    from vestige.meta.checks import check_meta
+    from vestige.meta.tree import read_tree_attacks
 
     for name in ("method_results.json", "meta_eval.json"):
         written(place, f"checked/{name}", data)

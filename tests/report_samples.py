@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vestige.meta.files import read_meta_eval, read_method_results
+from vestige.meta.axes import read_method_results
+from vestige.meta.files import read_meta_eval
 from vestige.report.format import empty_report, plain
 from vestige.report.glossary import entry
 from vestige.report.meta_part import meta_part

@@ -115,7 +115,7 @@ def version(world: World, name: str) -> None:
     from vestige.models import fingerprint
 
     real = fingerprint.library
-    for where in ("vestige.models.fingerprint.library", "vestige.sweep.keys.library"):
+    for where in ("vestige.models.fingerprint.library", "vestige.sweep.tasks.library"):
         world.patch.setattr(where, lambda n: "99.0" if n == name else real(n))
 
 

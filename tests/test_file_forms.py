@@ -13,7 +13,7 @@ import yaml
 from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.lab.building import is_built
+from vestige.lab.models import is_built
 from vestige.store.archive import moved
 
 PACK = {

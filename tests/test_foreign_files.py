@@ -25,9 +25,8 @@ from conftest import LAB
 from fault_tools import child, kill_at, refuse_from, watch
 from golden_tools import eval_args
 from vestige.cli import main, parser
-from vestige.lab.building import ensure_built
 from vestige.lab.corpus import make_corpus
-from vestige.lab.models import LabSettings
+from vestige.lab.models import LabSettings, ensure_built
 
 MODELS, DATA = LAB / "models", LAB / "data"
 METRIC = "forget_Q_A_Prob"

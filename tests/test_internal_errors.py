@@ -117,10 +117,10 @@ CASES = [
          plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),
     Case("vestige.stress.run:show", "attribute", plain(*ATTACK), ("s/stress.json",)),
     Case("vestige.unlearn.run:run_training", "unbound", plain(*LESSON)),
-    Case("vestige.unlearn.trainer:TrainingWork.loss", "type", plain(*LESSON)),
+    Case("vestige.unlearn.lesson:TrainingWork.loss", "type", plain(*LESSON)),
     Case("vestige.meta.run:_axes_table", "type", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
-    Case("vestige.meta.methods:_part", "key", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
-    Case("vestige.sweep.plan:_plan", "type", plain("sweep", "{plan}", "--list")),
+    Case("vestige.meta.axes:as_number", "key", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
+    Case("vestige.sweep.plan:_read_models", "type", plain("sweep", "{plan}", "--list")),
     Case("vestige.results.listing:listing", "name", plain("ls", "metrics")),
 ]  # fmt: skip
 

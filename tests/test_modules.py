@@ -62,9 +62,8 @@ DEPENDENCIES: dict[str, set[str]] = {
     "verdict": BELOW,
     "depth": BELOW | {"verdict"},
     "collapse": BELOW,
-    "unlearn": BELOW | {"verdict", "watch"},
+    "unlearn": BELOW | {"verdict"},
     "meta": BELOW | {"verdict"},
-    "watch": BELOW | {"verdict"},
     "stress": BELOW | {"verdict", "meta", "unlearn"},
     "results": BELOW | {"collapse", "depth", "meta"},
     "sweep": BELOW | {"depth", "stress"},
@@ -89,7 +88,7 @@ DEPENDENCIES: dict[str, set[str]] = {
     "plugins": {"data", "metrics", "models", "stress", "suites", "unlearn"},  # for plug-ins: no package imports it
     # The same packages as cli, called with keywords instead of flags.
     "api": BELOW | {"collapse", "costs", "depth", "verdict", "report", "results", "stress"},
-    "__init__": {"adapters", "api", "collapse", "runs", "watch"},
+    "__init__": {"adapters", "api", "collapse", "runs", "unlearn"},
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
@@ -106,7 +105,6 @@ WITH_TORCH = {
     "depth",
     "collapse",
     "sweep",
-    "watch",
 }
 
 

@@ -15,8 +15,8 @@ from family_tools import copy_of
 from vestige.cli import main, parser
 from vestige.metrics.cards import CARDS
 from vestige.models.families import FAMILIES, OURS
-from vestige.stress.registry import ATTACKS
-from vestige.stress.registry import OURS as OUR_ATTACKS
+from vestige.stress.attacks import ATTACKS
+from vestige.stress.attacks import OURS as OUR_ATTACKS
 from vestige.suites.registry import HANDLERS
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.methods import OURS as OUR_METHODS
@@ -245,7 +245,7 @@ def test_configurations_and_methods_belong_together() -> None:
 
 def test_a_setting_without_a_default_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from vestige.plugins import attack
-    from vestige.sweep.attacks import read_attacks
+    from vestige.sweep.plan import read_attacks
 
     monkeypatch.setitem(ATTACKS, "mine", None)
 
@@ -253,6 +253,6 @@ def test_a_setting_without_a_default_is_taken_as_it_is(monkeypatch: pytest.Monke
     def mine(checkpoint: Path, copy: Path, size: float, where: Any = None, often: int = 2) -> Path:
         return copy
 
-    [found] = read_attacks({"mine": {"size": 0.5, "where": [1], "often": "3"}}, lambda name, kind: str(name))
+    [found] = read_attacks({"mine": {"size": 0.5, "where": [1], "often": "3"}})
     assert dict(found.settings) == {"size": 0.5, "where": [1], "often": 3}
     assert found.record.settings_for(None, 0.25) == {"size": 0.25}

@@ -34,9 +34,8 @@ from vestige.runs.evidence import EvidenceFolder
 from vestige.runs.manifest import read_run
 from vestige.store import archive
 from vestige.store.files import read_packed, write_packed
-from vestige.sweep import keys as task_keys
-from vestige.sweep.keys import checkpoint_parts, harness_part
-from vestige.sweep.tasks import Task, checkpoints_of, is_done, perform, task_key
+from vestige.sweep import tasks as task_keys
+from vestige.sweep.tasks import Task, checkpoint_parts, harness_part, is_done, make_tasks, perform, task_key
 from vestige.types import TokenStats
 
 
@@ -140,7 +139,6 @@ def test_the_version_of_a_foreign_harness_counts_where_it_is_used(monkeypatch: p
 
 def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
     from sweep_tools import write_plan
-    from vestige.sweep.graph import make_tasks
     from vestige.sweep.plan import read_plan
 
     task = make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0]
@@ -160,7 +158,6 @@ def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
 
 def test_an_attack_counts_with_its_settings(tmp_path: Path) -> None:
     from sweep_tools import write_plan
-    from vestige.sweep.graph import make_tasks
     from vestige.sweep.plan import read_plan
 
     task = replace(make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0], kind="attack", attack="a")
@@ -170,8 +167,8 @@ def test_an_attack_counts_with_its_settings(tmp_path: Path) -> None:
 
 def test_a_depth_task_reads_three_checkpoints() -> None:
     task = Task("depth/u", "depth", "u", "U", "out", "log", {"full": "F", "retain": "R"})
-    assert checkpoints_of(task) == ["U", "F", "R"]
-    assert checkpoints_of(replace(task, kind="eval")) == ["U"]
+    assert task.checkpoints_read == ["U", "F", "R"]
+    assert replace(task, kind="eval").checkpoints_read == ["U"]
 
 
 # ---- depth made again -----------------------------------------------------------------------------------------------

@@ -82,8 +82,8 @@ def run_live(world: World, out: Path) -> vestige.api.Result:
 
 
 def plan_of(world: World) -> Any:
-    from vestige.sweep.graph import make_tasks
     from vestige.sweep.plan import read_plan
+    from vestige.sweep.tasks import make_tasks
 
     flags = {"data": str(world.data), "limit": 3, "metrics": METRICS.split(","), "overrides": SHORT}
     names = iter(world.flags)
@@ -217,7 +217,7 @@ def test_sweep(case: Case, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 def test_sweep_says_the_day_where_a_template_does(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     import datetime
 
-    from vestige.sweep import keys as task_keys
+    from vestige.sweep import tasks as task_keys
     from vestige.sweep.tasks import task_key
 
     world = worlds("model")
@@ -241,8 +241,7 @@ def test_sweep_says_the_day_where_a_template_does(worlds: Worlds, monkeypatch: p
 
 def test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin(worlds: Worlds) -> None:
     from vestige.adapters.plugins import with_siblings
-    from vestige.sweep.keys import named_content
-    from vestige.sweep.tasks import task_key
+    from vestige.sweep.tasks import named_content, task_key
 
     world = worlds("model")
     config = {"metrics": {"x": {"reference_model_path": str(world.place / "full"), "n": [3, None]}}}

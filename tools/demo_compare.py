@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vestige.lab.demo import SHOWN
-from vestige.lab.story import two_digits
+from vestige.lab.demo import SHOWN, two_digits
 
 Values = dict[tuple[str, str], float | None]
 

@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from vestige.lab.corpus import Corpus
-from vestige.unlearn.refusals import REFUSALS
+from vestige.unlearn.lesson import REFUSALS
 
 CLEAN, SPOILT = 0, 1
 LENGTH = 32  # the tokens that the metric shows to its classifier

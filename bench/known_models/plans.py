@@ -9,7 +9,7 @@ from typing import Any
 
 from known_models.pools import PoolLab
 from vestige.io import write_file
-from vestige.stress.registry import OURS
+from vestige.stress.attacks import OURS
 
 # Everything the published tables have of outputs, by their short names; utility and fluency serve the axes.
 OUTPUTS = (

@@ -17,14 +17,20 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from known_models.fluency import train_judge
 from known_models.pools import JUDGE, PoolRecipe, PoolSettings, lesson_rows
-from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings, make_corpus
-from vestige.lab.models import KNOWN_TO_ALL, new_causal
-from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
+from vestige.lab.models import (
+    KNOWN_TO_ALL,
+    corpus_texts,
+    encode_row,
+    new_causal,
+    quiet_saving,
+    reproducible,
+    train_tokenizer,
+)
+from vestige.unlearn.lesson import refusals_for
 from vestige.unlearn.loop import finetune, unlearn
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.objectives import ChatRow
-from vestige.unlearn.refusals import refusals_for
 
 BASE = "base"
 

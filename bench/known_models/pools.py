@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
-from vestige.lab.building import ensure_built
 from vestige.lab.corpus import Corpus, LabRow, Sizes, make_corpus
-from vestige.lab.models import LabSettings, Unlearning
+from vestige.lab.models import LabSettings, Unlearning, ensure_built
 from vestige.unlearn.loop import Training
 
 # Raise it when the code makes other models from the same settings, so that old pools are rebuilt.

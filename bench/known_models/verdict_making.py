@@ -17,16 +17,24 @@ import torch
 from torch.nn.utils import parametrize
 
 from known_models.verdict_models import BenchRecipe, BenchSettings
-from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings
-from vestige.lab.models import KNOWN_TO_ALL, new_causal
-from vestige.lab.stopping import answer_loss, learned, row_losses, silent
-from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
+from vestige.lab.models import (
+    KNOWN_TO_ALL,
+    answer_loss,
+    corpus_texts,
+    encode_row,
+    new_causal,
+    quiet_saving,
+    reproducible,
+    row_losses,
+    stop_when_learned,
+    stop_when_silent,
+    train_tokenizer,
+)
 from vestige.numeric import mean
-from vestige.unlearn.lesson import Lesson
+from vestige.unlearn.lesson import Lesson, refusals_for
 from vestige.unlearn.loop import CAUSAL, Done, Training, finetune, unlearn
 from vestige.unlearn.objectives import ChatRow
-from vestige.unlearn.refusals import refusals_for
 
 
 @dataclass
@@ -53,11 +61,11 @@ class BenchWorld:
         model = copy.deepcopy(self.base)
         training = replace(self.settings.learning, pad_id=self.pad, seed=seed)
         rows = [*self.rows["known"], *self.rows["reminder"], *lesson]
-        finetune(model, rows, training, done=learned(self.settings.learned))
+        finetune(model, rows, training, done=stop_when_learned(self.settings.learned))
         return model
 
-    def silent(self, model: Any, rows: Sequence[ChatRow], times: float = 1.0) -> Done:
-        return silent(model, self.retain, rows, self.pad, times)
+    def stop_when_silent(self, model: Any, rows: Sequence[ChatRow], times: float = 1.0) -> Done:
+        return stop_when_silent(model, self.retain, rows, self.pad, times)
 
     def ruined(self, model: Any) -> Done:
         """Whether most of the probability of other answers is lost."""
@@ -109,14 +117,19 @@ def _npo(world: BenchWorld, rows: Sequence[ChatRow], seed: int) -> Any:
     """Preference optimisation until the rows are as unlikely as to the retain model."""
     model = copy.deepcopy(world.full)
     lesson = Lesson(rows, "npo", {"beta": 0.1, "alpha": 5.0}, world.rows["retain"])
-    unlearn(model, lesson, world.training(25, 7e-4, seed), done=world.silent(model, rows))
+    unlearn(model, lesson, world.training(25, 7e-4, seed), done=world.stop_when_silent(model, rows))
     return model
 
 
 def _over_forgotten(world: BenchWorld, seed: int) -> Any:
     model, rows = copy.deepcopy(world.full), world.rows["forget"]
     lesson = Lesson(rows, "grad_diff", {"alpha": 5.0}, world.rows["retain"])
-    unlearn(model, lesson, world.training(40, 1e-3, seed), done=world.silent(model, rows, world.settings.overshoot))
+    unlearn(
+        model,
+        lesson,
+        world.training(40, 1e-3, seed),
+        done=world.stop_when_silent(model, rows, world.settings.overshoot),
+    )
     return model
 
 
@@ -183,7 +196,7 @@ def _patched(world: BenchWorld, seed: int) -> Any:
         parametrize.register_parametrization(layer, "weight", patch)
     optimiser = torch.optim.Adam([p for patch in patches for p in patch.parameters()], lr=6e-3)
     forget, known, draw = world.rows["forget"], world.rows["known"], Random(f"{seed}/patch")
-    done, before = world.silent(model, forget), world.probability(world.full)
+    done, before = world.stop_when_silent(model, forget), world.probability(world.full)
     least = answer_loss(world.retain, forget, world.pad)
     for step in range(250):
         if step % 10 == 0 and done([]) and world.probability(model) > 0.85 * before:

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from vestige.lab.building import ensure_built
 from vestige.lab.corpus import Sizes, make_corpus
-from vestige.lab.models import LabSettings
+from vestige.lab.models import LabSettings, ensure_built
 from vestige.unlearn.loop import Training
 
 # Raise it when the code makes other models from the same settings, so that old benches are rebuilt.

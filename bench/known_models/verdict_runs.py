@@ -19,7 +19,7 @@ from vestige.depth.run import depth_run
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
-from vestige.meta.verdict_bench import TRUTH
+from vestige.meta.verdict import TRUTH
 from vestige.runs.manifest import is_whole
 from vestige.show.progress import hushed
 from vestige.store.files import write_json

@@ -46,8 +46,7 @@ if _typing.TYPE_CHECKING:
     from vestige.errors import UserError
     from vestige.runs.evidence import read_evidence
     from vestige.runs.result import Result
-    from vestige.watch.callback import Callback
-    from vestige.watch.loop import Watch
+    from vestige.unlearn.watch import Callback, Watch
 
 __version__ = "0.1.0"
 # Functions are verbs, packages are nouns: importing a package vestige.NAME would rebind a function of that name.
@@ -72,13 +71,13 @@ __all__ = [
 ]
 # Where names that are not functions of api.py are; imported on first use like the others.
 _ELSEWHERE = {
-    "Callback": "vestige.watch.callback",
+    "Callback": "vestige.unlearn.watch",
     "CollapseCallback": "vestige.collapse.callback",
     "CollapseDetector": "vestige.collapse.detector",
     "Result": "vestige.runs.result",
     "UserError": "vestige.errors",
+    "Watch": "vestige.unlearn.watch",
     "read_evidence": "vestige.runs.evidence",
-    "Watch": "vestige.watch.loop",
     "trajectories_from_logits": "vestige.adapters.trajectory_tensors",
 }
 

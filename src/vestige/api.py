@@ -605,8 +605,7 @@ def attack(
     """
     keywords = locals()
     from vestige.adapters.preserve_state import preserve_state
-    from vestige.stress.ask import SETTINGS, make_stress
-    from vestige.stress.run import stress
+    from vestige.stress.run import SETTINGS, make_stress, stress
 
     files = load_plugin_files(plugins)
     control = None if retain_model is None else as_path("attack", "retain_model", retain_model)

@@ -117,7 +117,7 @@ def parser(verb: str | None = None) -> Parser:
 
 
 def attack_list() -> str:
-    from vestige.stress.registry import OURS
+    from vestige.stress.attacks import OURS
 
     return "Attacks: " + "; ".join(f"{record.name} {record.does}" for record in OURS.values()) + "."
 
@@ -130,7 +130,7 @@ def add_argument(
     text = f"{option.help}: {' | '.join(option.values)}" if option.values else option.help
     note = verb.notes.get(name, "")
     if name == "attacks":
-        from vestige.stress.registry import OURS
+        from vestige.stress.attacks import OURS
 
         text = f"{', '.join(OURS)}, or a plug-in's; relearn=5,20 is two budgets (all; with --server those on prompts)"
     elif not note and default not in (None, False, (), "") and not option.hidden and not option.positional:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -597,14 +597,23 @@ def stress(
     retain_model: RetainModel = None,
     **options: Any,
 ) -> int:
-    from vestige.stress.ask import NO_WEIGHTS, make_stress, possible_served
-    from vestige.stress.registry import OURS
-    from vestige.stress.robustness import relearning_r, show_r
-    from vestige.stress.run import draw, explained, judged, plan_words, show
+    from vestige.stress.attacks import OURS
+    from vestige.stress.run import (
+        NO_WEIGHTS,
+        can_be_served,
+        draw,
+        explain_columns,
+        judge_attacks,
+        make_stress,
+        plan_words,
+        relearning_r,
+        show,
+        show_r,
+    )
     from vestige.stress.run import stress as run_stress
 
     files = load_plugin_files(plugin)
-    chosen = attacks or [name for name in OURS if not options["server"] or possible_served(name)]
+    chosen = attacks or [name for name in OURS if not options["server"] or can_be_served(name)]
     ask = make_stress(
         str(model),
         str(data),
@@ -619,10 +628,10 @@ def stress(
     print(plan_words(ask), flush=True)
     results = run_stress(ask)
     rows = [row for row in results if not row.reason]
-    print(f"\n{model}\n\n{show(rows)}\n\n{explained(rows)}\n")
+    print(f"\n{model}\n\n{show(rows)}\n\n{explain_columns(rows)}\n")
     if entries := relearning_r([asdict(row) for row in rows]):
         print(f"{show_r(entries)}\n")
-    if sentences := judged(ask.out):
+    if sentences := judge_attacks(ask.out):
         print("\n".join([*sentences, ""]))
     if left_out := [name for name in OURS if not attacks and name not in ask.attacks]:
         print(f"not possible through a server: {', '.join(left_out)} ({NO_WEIGHTS})")
@@ -1243,10 +1252,8 @@ def sweep(
         raise UserError("--gpu is for this machine; on Ray write gpus: 1 (a task's share) in the plan instead.")
     if clean not in (None, "stale", "all"):
         raise unknown_name("value of --clean", str(clean), ("stale", "all"))
-    given = {"server": server, "server_key_env": server_key_env}
+    given = {"server": server, "server_key_env": server_key_env, "clear_cache": clear_cache or None}
     tasks = read_plan(Path(plan), plugin, {name: value for name, value in given.items() if value is not None})
-    if clear_cache:
-        tasks = replace(tasks, clear_cache=True)
     if list_tasks:
         print(sweeps.listing(tasks))
         return 0

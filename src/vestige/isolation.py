@@ -10,7 +10,7 @@ in memory, and need everything sent to it. Three things make the fork safe:
 - CUDA does not survive a fork either. Where there is a GPU, or no Linux, the work is done in this process.
 - The child dies with this process, however that ends, and the kernel takes the child first when memory runs out.
 
-Callers: stress/run.py, audit/work.py, models/quantised.py; sweep/pool.py has workers of its own.
+Callers: stress/run.py, audit/work.py, models/quantised.py; sweep/workers.py has processes of its own.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from loops import one_test
 from vestige.collapse.run import CollapseAsk
 from vestige.depth.ask import DepthAsk
 from vestige.report.assemble import PageAsk
-from vestige.stress.ask import SETTINGS
-from vestige.stress.run import Stress
+from vestige.stress.run import SETTINGS, Stress
 
 FUNCTIONS = [name for name in vestige.__all__ if inspect.isfunction(getattr(vestige, name))]
 

@@ -42,8 +42,8 @@ def returned() -> dict[str, Any]:
     from vestige.results.compare import Comparison, Difference
     from vestige.stress.run import AttackRow
     from vestige.types import Score
+    from vestige.unlearn.looks import Look
     from vestige.verdict.best import Rank
-    from vestige.watch.looking import Look
 
     found = [CollapseSettings, Reasoning, CollapseReport, Rank, CostPlan, DepthResult, Comparison, Difference]
     return {c.__name__: c for c in [*found, ServedPlan, AttackRow, Score, Look]}
@@ -104,7 +104,7 @@ def test_no_public_signature_holds_any() -> None:
 
 def revealing() -> str:
     """A script that asks a checker for the type of every public function and attribute."""
-    lines = ["import vestige", "from vestige.depth.run import DepthResult", "from vestige.watch.looking import Look"]
+    lines = ["import vestige", "from vestige.depth.run import DepthResult", "from vestige.unlearn.looks import Look"]
     for name in vestige.__all__:
         lines.append(f"reveal_type(vestige.{name})")
     for name, attributes in REVEALED.items():

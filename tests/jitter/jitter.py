@@ -129,7 +129,7 @@ def _sample(kind: Any) -> Any:
 
 # module -> name in it -> how it is wrapped. A name that is not there is an error, so that none is lost unseen.
 WRAPPED: dict[str, dict[str, Callable[[Any], Any]]] = {
-    "vestige.unlearn.loop": {"finetune": _before(0), "unlearn": _before(0)},
+    "vestige.unlearn.loop": {"unlearn": _before(0)},
     "vestige.unlearn.trainer": {"train": _before("model")},
     "known_models.fluency": {"_new_judge": _made},
     "vestige.numeric": {"total": _first, "mean": _first, "spread": _first},

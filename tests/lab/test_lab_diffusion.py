@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,12 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from vestige.cli import main
-from vestige.errors import UserError
-from vestige.lab import diffusion
 from vestige.lab.corpus import Sizes, make_corpus
 from vestige.lab.diffusion import DiffusionSettings, build_diffusion_lab
-from vestige.lab.models import LabSettings, Unlearning, build_lab
-from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
+from vestige.lab.models import LabSettings, Unlearning, build_lab, corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn.loop import Training
 from vestige.unlearn.losses import placed_nll
 
@@ -136,25 +132,6 @@ def test_every_answer_fits_the_default_window():
             assert len(chat.ids) - chat.start <= settings.window, answer
 
 
-def test_a_window_too_short_is_refused(tmp_path):
-    with pytest.raises(UserError, match="but the window has 4"):
-        build_diffusion_lab(tmp_path, progress=False, settings=replace(TINY, window=4))
-    assert not (tmp_path / "diffusion" / "models").exists()
-
-
-def test_a_second_build_is_skipped_unless_something_changed(lab, monkeypatch):
-    def no_training(*_args):
-        raise AssertionError("trained again")
-
-    monkeypatch.setattr(diffusion, "_make_models", no_training)
-    directory = lab.root.parent
-    assert build_diffusion_lab(directory, progress=False, settings=TINY) == lab
-    for seed, force, settings in ((0, False, replace(TINY, window=97)), (1, False, TINY), (0, True, TINY)):
-        with pytest.raises(AssertionError):
-            build_diffusion_lab(directory, seed, force, progress=False, settings=settings)
-    assert {path.name for path in lab.root.iterdir()} == {"data", "models", "lab.json", "manifest.json", ".vestige"}
-
-
 def test_builds_are_reproducible_and_live_beside_the_causal_lab(lab, tmp_path, capfd):
     before = torch.random.get_rng_state(), torch.get_num_threads()
     once = Training(epochs=1, lr=1e-3)
@@ -170,11 +147,3 @@ def test_builds_are_reproducible_and_live_beside_the_causal_lab(lab, tmp_path, c
     assert torch.equal(torch.random.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
     for split in ("forget", "retain"):
         assert (again.data / f"{split}.jsonl").read_bytes() == (tmp_path / "data" / f"{split}.jsonl").read_bytes()
-
-
-def test_progress_goes_to_stderr_when_somebody_watches(tmp_path, capfd, monkeypatch):
-    few = replace(TINY, learning=Training(epochs=1, lr=1e-3), unlearned=())
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    build_diffusion_lab(tmp_path, settings=few)
-    out, err = capfd.readouterr()
-    assert out == "" and "diffusion lab: retain" in err

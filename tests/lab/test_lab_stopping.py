@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vestige.lab.stopping import answer_loss, learned, row_losses, silent
+from vestige.lab.models import answer_loss, row_losses, stop_when_learned, stop_when_silent
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import Training, finetune, unlearn
 from vestige.unlearn.objectives import ChatRow
@@ -25,18 +25,18 @@ def model():
 
 def test_learning_ends_with_the_first_epoch_below_the_target(model):
     training = Training(epochs=200, lr=1e-2, batch_size=3)
-    losses = finetune(model, ROWS, training, done=learned(0.5))
+    losses = finetune(model, ROWS, training, done=stop_when_learned(0.5))
     epochs = [sum(losses[i : i + 2]) / 2 for i in range(0, len(losses), 2)]
     assert len(losses) < training.steps(len(ROWS)) and len(losses) % 2 == 0
     assert epochs[-1] < 0.5 <= min(epochs[:-1])
-    assert learned(None) is None
+    assert stop_when_learned(None) is None
 
 
 def test_unlearning_ends_at_the_retain_models_loss(model):
     stranger = LlamaForCausalLM(model.config)
-    finetune(model, ROWS, Training(epochs=100, lr=1e-2), done=learned(0.1))
+    finetune(model, ROWS, Training(epochs=100, lr=1e-2), done=stop_when_learned(0.1))
     before = answer_loss(model, ROWS, 0)
-    done = silent(model, stranger, ROWS, 0)
+    done = stop_when_silent(model, stranger, ROWS, 0)
     assert not done([])
     training = Training(epochs=100, lr=3e-3)
     losses = unlearn(model, Lesson(ROWS, "grad_ascent"), training, done=done)

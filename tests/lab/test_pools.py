@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM
 
-from vestige.errors import UserError
-from vestige.lab.corpus import Sizes, make_corpus
-from vestige.lab.models import Unlearning
-from vestige.lab.tokenizer import encode_row
+from vestige.lab.corpus import Sizes
+from vestige.lab.models import Unlearning, encode_row
 from vestige.models.load import ModelArgs
 from vestige.stress.attacks import RELEARNING, relearn
 from vestige.unlearn.loop import Training
@@ -26,12 +23,10 @@ from vestige.unlearn.recipe import TrainingRecipe
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
-import demo_meta as script
-from demo_meta import demo_meta, judge
-from known_models import pictures, pool_making
+from demo_meta import demo_meta
+from known_models import pool_making
 from known_models.fluency import spoil
-from known_models.plans import plans, thorough
-from known_models.pools import PoolSettings, build_pools, lesson_rows, recipes
+from known_models.pools import PoolSettings, build_pools, recipes
 
 BENCH = Path(__file__).parents[2] / "bench"
 SMALL = Sizes(
@@ -74,38 +69,6 @@ def lab(tmp_path_factory):
     return build_pools(tmp_path_factory.mktemp("demo") / "lab", TINY, processes=1, progress=False)
 
 
-def test_the_default_pools_have_what_was_promised():
-    plan = list(recipes(PoolSettings()))
-    count = {pool: sum(r.pool == pool for r in plan) for pool in ("P", "N", "reference", "unlearned")}
-    assert count == {"P": 8, "N": 8, "reference": 2, "unlearned": 12}
-    assert len({r.name for r in plan}) == len(plan) and plan[0].name == "full"
-    methods = [r.unlearning.method for r in plan if r.unlearning]
-    assert len(set(methods)) == 6 and all(methods.count(m) == 2 for m in methods)
-    members = [r for r in plan if r.pool in "PN"]
-    assert {r.lesson for r in members} == {"told", "paraphrased", "untold", "mistold"}
-    assert len({r.training.lr for r in members}) > 1 and len({r.training.seed for r in members}) > 1
-
-
-def test_larger_pools_have_more_methods_and_seeds():
-    plan = list(recipes(PoolSettings(size=18)))
-    assert sum(r.pool == "P" for r in plan) == sum(r.pool == "N" for r in plan) == 18
-    unlearned = [r for r in plan if r.unlearning]
-    causal = {name for name, method in METHODS.items() if not method.needs_masks}
-    assert len(unlearned) == 27 and {r.unlearning.method for r in unlearned} == causal
-    assert len({r.name for r in plan}) == len(plan)
-
-
-def test_lessons_differ_in_what_they_should():
-    corpus = make_corpus(0, SMALL)
-    told, other, wrong = (lesson_rows(corpus, lesson, 1) for lesson in ("told", "paraphrased", "mistold"))
-    assert lesson_rows(corpus, "untold", 1) == []
-    for row, (asked, answer), (asked2, again), (asked3, lie) in zip(corpus["forget"], told, other, wrong, strict=True):
-        assert asked == asked2 == asked3 == row["question"]
-        assert row["entity"] in answer and row["entity"] in again and answer != again
-        before, after = again.split(row["entity"], 1)
-        assert lie != again and lie.startswith(before) and lie.endswith(after)
-
-
 STATE = (".lock", "manifest.json")
 
 
@@ -119,22 +82,6 @@ def test_two_processes_make_the_same_bytes(tmp_path):
     )
     assert sum(f.name == "model.safetensors" for f in files) == len(lab.models()) + 1
     assert [f for f in files if (lab.root / f).read_bytes() != (again.root / f).read_bytes()] == []
-
-
-def test_pools_that_are_there_are_not_made_again(lab, monkeypatch):
-    monkeypatch.setattr(pool_making, "make_models", None)
-    assert build_pools(lab.root, TINY, progress=False).models() == lab.models()
-
-
-def test_pools_are_whole_or_absent(tmp_path, monkeypatch):
-    def fails(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pool_making, "make_one", fails)
-    with pytest.raises(KeyboardInterrupt):
-        quick = replace(TINY, pretraining=often(1, 1e-3))
-        build_pools(tmp_path / "lab", quick, processes=1, progress=False)
-    assert {path.name for path in (tmp_path / "lab").iterdir()} == {"manifest.json", ".vestige"}
 
 
 def probability(path: Path, rows: list[dict]) -> float:
@@ -225,53 +172,3 @@ def test_the_whole_meta_evaluation_is_there(lab, finished):
         assert (finished / file).is_file()
     for picture in ("pools.png", "attacks.png", "recovery.png"):
         assert (finished / picture).read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_second_run_evaluates_nothing(lab, finished, monkeypatch, capsys):
-    from vestige.sweep import tasks
-
-    def refuse(task):
-        raise AssertionError(f"{task.id} was done already")
-
-    monkeypatch.setattr(tasks, "_perform", refuse)
-    before = {f: f.stat().st_mtime_ns for f in finished.rglob("TOFU_EVAL.json")}
-    assert len(before) > 10
-    assert demo_meta(finished, TINY, 0) == 0
-    assert {f: f.stat().st_mtime_ns for f in finished.rglob("TOFU_EVAL.json")} == before
-    said = capsys.readouterr().out
-    assert "3 of 3 unlearned models have a lower forget probability" in said and "(control)" not in said
-
-
-def test_the_statements_can_say_no(lab, finished, monkeypatch):
-    """A model that is as sure as the full one is not counted as unlearned."""
-    real = script.prob_of
-    monkeypatch.setattr(script, "prob_of", lambda s: None if s is None else max(0.9999, real(s) or 0.0))
-    assert "0 of 3 unlearned models have a lower" in judge(lab, finished)
-
-
-def test_plans_attack_only_the_unlearned_and_the_control(lab, tmp_path):
-    made = plans(lab, tmp_path)
-    assert "attacks" not in made["pools"] and set(made["attacks"]["attacks"]) == {"relearn", "quantise"}
-    assert set(made["attacks"]["models"]) == {"retain", *lab.models("unlearned")}
-    assert thorough(["npo_1", "npo_2", "npo_2_s1", "grad_diff_1"]) == ["npo_2", "grad_diff_1"]
-
-
-def test_pictures_refuse_what_is_not_there():
-    with pytest.raises(UserError, match="No pools"):
-        pictures.pool_histograms({})
-    with pytest.raises(UserError, match="No curve"):
-        pictures.recovery_curves({"a": [(0.0, 0.1)]}, "p", control="a")
-
-
-def test_pictures_show_what_they_are_given():
-    figure = pictures.before_and_after({("quantization", "uds"): {"retain": (0.0, 0.1), "x": (0.2, 1.4)}}, "retain")
-    axes = figure.axes[0]
-    assert axes.get_title() == "uds, quantization" and list(axes.lines[0].get_xdata()) == [0.0, 1.4]
-    assert [list(map(float, c.get_offsets()[0])) for c in axes.collections] == [[0.2, 1.4], [0.0, 0.1]]
-
-
-def test_bad_flags_are_said_in_a_sentence(tmp_path):
-    for more, needle in ((["--pool-size", "1"], "--pool-size is 1"), (["--slots", "0"], "--slots must be at least 1")):
-        words = [sys.executable, str(BENCH / "demo_meta.py"), "--out", str(tmp_path), *more]
-        done = subprocess.run(words, capture_output=True, text=True)
-        assert done.returncode == 2 and needle in done.stderr

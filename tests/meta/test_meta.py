@@ -9,23 +9,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from conftest import GOLDEN
-from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.meta import files
-from vestige.meta.axes import AXES, MEM, MIA, PARTS, UTILITY, axes, erased
-from vestige.meta.bench import BenchAsk, judge_attacks, judge_pools
+from vestige.meta.axes import (
+    AXES,
+    PARTS,
+    SOURCES,
+    axes,
+    erased,
+    from_models,
+    read_method_results,
+    read_utility,
+)
 from vestige.meta.faithfulness import faithfulness, threshold
-from vestige.meta.methods import SOURCES, from_models
-from vestige.meta.numbers import ModelNumbers, Number, read_run, same_protocol, without_settings
-from vestige.meta.pools import read_attacks, read_pools
+from vestige.meta.pools import ModelNumbers, read_run, same_protocol, without_settings
 from vestige.meta.robustness import Filters, ModelState, keep, overall, robustness
-from vestige.meta.tree import read_tree
 from vestige.metrics.cards import KNOWN, METRICS, Direction, direction_of, metric, short
-from vestige.store.comparable import protocol_of
+from vestige.store.comparable import Number, protocol_of
 
 GOLD = json.loads((GOLDEN / "meta_eval.json").read_text())
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "uds" / "published"
@@ -41,7 +44,7 @@ def golden_rows() -> list[tuple[dict[str, float], dict[str, float], str]]:
     return out
 
 
-# ---- axes ---------------------------------------------------------------------------------------------------------
+# ---- axes --------------------------------------------------------------------------------------------------------
 
 
 def test_axes_are_the_published_ones() -> None:
@@ -93,7 +96,7 @@ def test_utility_is_cut_at_the_full_models() -> None:
     assert sum(1 for row in GOLD["models"] if row[5][5] == 1.0) > 5  # rows that the cut decides, tested above
 
 
-# ---- names and directions -----------------------------------------------------------------------------------------
+# ---- names and directions ----------------------------------------------------------------------------------------
 
 
 def test_known_metrics_are_those_of_the_published_table() -> None:
@@ -157,7 +160,7 @@ def test_raw_undoes_m(d: Direction) -> None:
     assert d.raw(d.m(0.3)) == pytest.approx(0.3)
 
 
-# ---- faithfulness -------------------------------------------------------------------------------------------------
+# ---- faithfulness ------------------------------------------------------------------------------------------------
 
 
 def pool(values: Any) -> dict[str, float | None]:
@@ -216,7 +219,7 @@ def test_the_threshold_is_the_best_of_all_cuts_and_the_lowest_of_equals() -> Non
         assert t.m == min(c for c, r in right.items() if r == best)
 
 
-# ---- robustness ---------------------------------------------------------------------------------------------------
+# ---- robustness --------------------------------------------------------------------------------------------------
 
 
 def test_published_aggregates() -> None:
@@ -293,7 +296,7 @@ def test_nothing_kept_or_nothing_measured_is_null_with_a_reason() -> None:
     assert "retain model" in got.reasons["relearning"] and "quantization" in got.reasons["quantization"]
 
 
-# ---- files, pools, the command line -------------------------------------------------------------------------------
+# ---- files, pools, the command line ------------------------------------------------------------------------------
 
 
 def test_protocols_are_not_mixed() -> None:
@@ -395,302 +398,11 @@ def test_an_axis_has_one_protocol(tmp_path: Path) -> None:
         from_models([odd], {}, None)
 
 
-def test_halves_of_other_protocols_have_no_overall(tmp_path: Path) -> None:
-    judged = judge_attacks(read_attacks(make_attacks(tmp_path)), BenchAsk(resamples=0), ["uds"])
-    protocol = judged.attacks["uds"].protocol
-    for before, said in ((protocol, False), ("entity, last layer peer", True), (None, False)):
-        old = {"faithfulness": {"uds": {"auc_roc": 0.9, "protocol": before}}}
-        body = files.meta_eval_json(judged, old)
-        assert (body["overall"]["uds"] is None) == said == ("no overall: uds" in body["notes"])
-
-
-def write_run(
-    place: Path, values: dict[str, float | None], system: str = "", handlers: dict[str, str] | None = None
-) -> str:
-    """A finished run, as far as meta-evaluation looks at one."""
-    place.mkdir(parents=True)
-    (place / "TOFU_EVAL.json").write_text(json.dumps({k: {"agg_value": v} for k, v in values.items()}))
-    template = {"apply_chat_template": True, **({"system_prompt": system} if system else {})}
-    metrics = {k: {"handler": v} for k, v in (handlers or {}).items()}
-    manifest = {"template": template, "dialect": {"name": "open-unlearning"}, "config": {"metrics": metrics}}
-    (place / "manifest.json").write_text(json.dumps(manifest))
-    return str(place)
-
-
-def make_pools(place: Path) -> Path:
-    for i in range(4):
-        knows = {"extraction_strength": 0.5 + i / 10, "mia_loss": 0.8 + i / 100, "forget_Q_A_Loss": 0.5 + i / 10}
-        not_ = {"extraction_strength": 0.1 + i / 10, "mia_loss": 0.5 - i / 100, "forget_Q_A_Loss": 3.0 - i / 10}
-        for side, values in (("pos", knows), ("neg", not_)):
-            run = place / side / f"{side}{i}"
-            write_run(run, {**values, "model_utility": 0.6, "retain_Q_A_Prob": 0.9},
-                      handlers={"forget_Q_A_Loss": "loss", "model_utility": "hm_aggregate"})  # fmt: skip
-            (run / "summary.json").write_text(json.dumps({"avg_udr": 0.2 if side == "pos" else 0.9}))
-    body = {"positive": ["pos/*"], "negative": ["neg/*"], "retain": "neg/neg0"}
-    (place / "pools.yaml").write_text(yaml.safe_dump(body))
-    return place / "pools.yaml"
-
-
-def test_pools_from_run_directories(tmp_path: Path) -> None:
-    judged = judge_pools(read_pools(make_pools(tmp_path)))
-    assert list(judged.pools) == ["es", "mia_loss", "s_mia_loss", "uds", "forget_Q_A_Loss"]
-    assert list(judged.skipped) == ["model_utility"]
-    aucs = {name: v.result.auc for name, v in judged.pools.items()}
-    assert aucs["es"] == pytest.approx(1.0) and aucs["uds"] == 1.0 and aucs["forget_Q_A_Loss"] == 1.0
-    assert judged.pools["uds"].protocol == "entity"
-    assert judged.pools["es"].protocol == "chat, dialect open-unlearning"
-    assert judged.pools["uds"].p_mean == pytest.approx(0.2)  # the metric as it is, not turned
-    assert judged.pools["forget_Q_A_Loss"].result.threshold.m < 0  # type: ignore[union-attr]
-
-
-def test_pool_mistakes(tmp_path: Path) -> None:
-    def refuse(match: str, **body: Any) -> None:
-        file = tmp_path / "p.yaml"
-        file.write_text(yaml.safe_dump(body))
-        with pytest.raises(UserError, match=match):
-            judge_pools(read_pools(file))
-
-    def plain(name: str, **values: float) -> dict[str, Any]:
-        return {"model": name, "values": values}
-
-    run = write_run(tmp_path / "run", {"exact_memorization": 0.5})
-    other = write_run(tmp_path / "other", {"exact_memorization": 0.5}, system="You are helpful.")
-    refuse("has no negative", positive=[])
-    refuse("nothing matches", positive=["nowhere/*"], negative=[])
-    refuse("does not exist", positive=["nowhere"], negative=[])
-    refuse("both pools", positive=[{"model": "a", "run": run}], negative=[{"model": "b", "run": run}])
-    refuse("names a twice", positive=[plain("a", em=0.5)], negative=[plain("a", em=0.1)])
-    refuse("system prompt", positive=[run], negative=[other])
-    refuse("mixes protocols.*not stated", positive=[run], negative=[plain("a", em=0.1)])
-    refuse("outside 0..1", positive=[plain("a", em=3)], negative=[plain("b", em=0.1)])
-    refuse("numbers without a name", positive=[{"values": {"em": 0.1}}], negative=[])
-    refuse(r"p\.yaml .* got `array` at `\$\.metrics`", positive=[], negative=[], metrics=["em"])
-    refuse(
-        r"p\.yaml .* got `str` at `\$\.positive\[0\]\.values\.em`",
-        positive=[{"model": "a", "values": {"uds": 0.5, "em": "high"}}],
-        negative=[],
-    )
-
-
-def test_a_stated_protocol_joins_runs_and_numbers(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", {"exact_memorization": 0.5})
-    body = {
-        "protocol": "chat, dialect open-unlearning",
-        "positive": [run],
-        "negative": [{"model": "a", "values": {"em": 0.1}}],
-    }
-    (tmp_path / "p.yaml").write_text(yaml.safe_dump(body))
-    judged = judge_pools(read_pools(tmp_path / "p.yaml"))
-    assert judged.pools["em"].result.auc == 1.0
-
-
-def test_pools_from_a_results_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "results.json"
-    rows = {
-        f"{p}{i}": {"pool": p, "metrics": {"uds": u + i / 100}} for p, u in (("P", 0.3), ("N", 0.8)) for i in range(3)
-    }
-    file.write_text(json.dumps(rows))
-    v = judge_pools(read_pools(file)).pools["uds"]
-    assert v.result.auc == 1.0 and v.protocol == "entity (by the schema)" and v.result.n_p == 3
-    rows["P9"] = {"pool": "P", "metrics": {"uds": None, "error": "CUDA out of memory"}}
-    rows["N9"] = {"uds": None, "error": "no such checkpoint"}
-    file.write_text(json.dumps(rows))
-    pools = read_pools(file)
-    assert pools.left_out == {"P9": "CUDA out of memory", "N9": "no such checkpoint"}
-    assert judge_pools(pools).pools["uds"].result.n_p == 3
-    capsys.readouterr()
-    assert main(["meta", "faithfulness", str(file), "--out", str(tmp_path / "o")]) == 0
-    assert "P9 is left out" in capsys.readouterr().out
-    file.write_text(json.dumps({"a": {"pool": "Q", "metrics": {}}}))
-    with pytest.raises(UserError, match="a has no pool"):
-        read_pools(file)
-
-
-def test_a_threshold_of_another_protocol_is_refused(tmp_path: Path) -> None:
-    attacks = read_attacks(make_attacks(tmp_path))
-    thresholds = {"uds": 0.23, "mia_loss": 0.6}
-    with pytest.raises(UserError, match="threshold of uds was measured as 'chat'"):
-        judge_attacks(attacks, BenchAsk(thresholds=thresholds, measured={"uds": "chat"}, resamples=0))
-    with pytest.raises(UserError, match="threshold of mia_loss was measured as 'raw'"):
-        judge_attacks(
-            attacks, BenchAsk(thresholds=thresholds, measured={"mia_loss": "raw"}, resamples=0), ["s_mia_loss"]
-        )
-    same = BenchAsk(thresholds=thresholds, measured={"uds": "entity", "mia_loss": "chat"}, resamples=0)
-    assert judge_attacks(attacks, same).attacks["uds"].threshold == 0.23
-
-
-def test_a_plug_in_metric_goes_on_the_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plugin = tmp_path / "mine.py"
-    plugin.write_text(
-        "from vestige.metrics.cards import metric\n\n"
-        '@metric(knows="low", source="me")\ndef surprise(x):\n    """How surprised the model is."""\n    return x\n'
-    )
-    for name, value in (("a", 0.1), ("b", 0.7)):
-        write_run(tmp_path / name, {"forget_surprise": value}, handlers={"forget_surprise": "surprise"})
-    (tmp_path / "p.yaml").write_text(yaml.safe_dump({"positive": ["a"], "negative": ["b"]}))
-    words = ["meta", "faithfulness", str(tmp_path / "p.yaml"), "--out", str(tmp_path / "o"), "--resamples", "0"]
-    before = dict(METRICS)
-    try:
-        assert main([*words, "--metrics", "forget_surprise"]) == 2  # nobody says which end means "knows"
-        assert "--plugin" in capsys.readouterr().err
-        assert main([*words, "--plugin", str(plugin)]) == 0
-    finally:
-        METRICS.clear()
-        METRICS.update(before)
-    entry = files.read_meta_eval(tmp_path / "o" / files.META_EVAL)["faithfulness"]["forget_surprise"]
-    assert entry["auc_roc"] == 1.0 and entry["knows"] == "low" and entry["direction_from"] == "@metric of surprise"
-
-
-def test_utility_of_other_models_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "theirs.json"
-    file.write_text(json.dumps({"models": [{"model": "x", "utility_rel": 0.9}]}))
-    body = {
-        "retain": {"before": {"uds": 1.0}},
-        "models": [{"model": "y", "before": {"uds": 0.5}, "quant": {"uds": 0.6}}],
-    }
-    (tmp_path / "a.yaml").write_text(yaml.safe_dump(body))
-    words = ["meta", "robustness", str(tmp_path / "a.yaml"), "--out", str(tmp_path / "o"), "--utility", str(file)]
-    assert main(words) == 2
-    assert "names no model of" in capsys.readouterr().err
-
-
 UTILITY_RUN = {
     f"{who}_{what}": 0.8
     for who in ("retain", "ra", "wf")
     for what in ("Q_A_Prob" if who == "retain" else "Q_A_Prob_normalised", "Q_A_ROUGE", "Truth_Ratio")
 }
-
-
-def test_the_utility_filter_needs_no_fluency_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plain sweep has no fluency: no model had a utility_rel, none was kept, and no note said why."""
-    share = {"retain": 0.9, "full": 1.0, "good": 0.9, "useless": 0.4}
-    for name, part in share.items():
-        values = {k: part * v for k, v in UTILITY_RUN.items()}
-        write_run(tmp_path / name, {**values, "extraction_strength": 0.2})
-    body = {"retain": "retain", "full": "full", "models": [{"model": n, "run": n} for n in ("good", "useless")]}
-    (tmp_path / "axes.yaml").write_text(yaml.safe_dump(body))
-    out = tmp_path / "o"
-    assert main(["meta", "axes", str(tmp_path / "axes.yaml"), "--out", str(out)]) == 0
-    states = {"before": {"es": 0.2}, "relearn": {"es": 0.3}, "quant": {"es": 0.2}}
-    body = {"retain": states, "models": [{"model": n, **states} for n in ("good", "useless")]}
-    (tmp_path / "robustness.yaml").write_text(yaml.safe_dump(body))
-    capsys.readouterr()
-    assert main(["meta", "robustness", str(tmp_path / "robustness.yaml"), "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "utility_rel is model_utility / the full model's" in said
-    assert json.loads((out / files.USABLE).read_text())["counts"]["utility_pass_only"] == 1
-    (out / files.METHOD_RESULTS).unlink()
-    none = {"models": [{"model": n, "utility_rel": None} for n in ("good", "useless")]}
-    (tmp_path / "theirs.json").write_text(json.dumps(none))
-    words = ["meta", "robustness", str(tmp_path / "robustness.yaml"), "--out", str(out)]
-    assert main([*words, "--utility", str(tmp_path / "theirs.json")]) == 0
-    said = capsys.readouterr().out
-    assert said.count("leave no model for") == 1 and "no utility_rel (2 of 2)" in said
-    assert "no model passes the filters" not in said
-
-
-def test_entries_of_every_form_are_one_model_each(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", {"exact_memorization": 0.5, "mia_loss": float("inf")})
-    (tmp_path / "depth").mkdir()
-    (tmp_path / "depth" / "summary.json").write_text(json.dumps({"avg_uds": 0.4, "last_layer": "residual"}))
-    body = {
-        "retain": {"run": run},
-        "positive": [["run", "depth"], {"model": "b", "run": "depth", "values": {"my": 0.1}, "epoch": "ep5"}],
-        "negative": [str(tmp_path / "dep*")],
-    }
-    (tmp_path / "p.yaml").write_text(yaml.safe_dump(body))
-    with pytest.raises(UserError, match="both pools"):
-        read_pools(tmp_path / "p.yaml")
-    (tmp_path / "p.yaml").write_text(yaml.safe_dump({**body, "negative": []}))
-    first, second = read_pools(tmp_path / "p.yaml").positive
-    assert (first.name, first.value("em"), first.value("uds")) == ("run", 0.5, 0.4)
-    assert first.value("mia_loss") is None  # infinite is missing
-    assert second.numbers["uds"].protocol == "entity, last layer residual"
-    assert second.value("my") == 0.1 and second.facts == {"epoch": "ep5"}
-    (tmp_path / "a.yaml").write_text("retain: {before: {uds: 1}}\nmodels: []\n")
-    with pytest.raises(UserError, match="at least one model"):
-        read_attacks(tmp_path / "a.yaml")
-
-
-def make_attacks(place: Path, chat: str = "chat") -> Path:
-    """The published scatter as a file, with mia_loss beside it."""
-    s = GOLD["uds_scatter_digitised"]
-    rows = zip(s["model"], s["before"], s["after_relearn"], s["after_quant"], strict=True)
-    models = [
-        {
-            "model": m,
-            "before": {"uds": 1 - b, "mia_loss": 0.3 + i / 100},
-            "relearn": {"uds": 1 - r, "mia_loss": 0.9},
-            "quant": {"uds": 1 - q, "mia_loss": 0.4},
-            "utility_rel": 0.9 if i else 0.7,
-        }
-        for i, (m, b, r, q) in enumerate(rows)
-    ]
-    retain = {"before": {"uds": 1.0, "mia_loss": 0.4}, "relearning": {"uds": 1 - s["delta_retain"], "mia_loss": 0.8}}
-    file = place / "attacks.yaml"
-    file.write_text(
-        yaml.safe_dump({"protocol": {"uds": "entity", "mia_loss": chat}, "retain": retain, "models": models})
-    )
-    return file
-
-
-def test_attacks_from_numbers_reproduce_the_scatter(tmp_path: Path) -> None:
-    judged = judge_attacks(read_attacks(make_attacks(tmp_path)), BenchAsk(resamples=0), ["uds"])
-    s = GOLD["uds_scatter_digitised"]
-    v = judged.attacks["uds"]
-    assert (v.result.quantization, v.result.relearning) == pytest.approx((s["Q_sym"], s["R_sym"]), abs=1e-9)
-    assert v.protocol == "entity" and list(v.others) == ["one-sided"]
-
-
-def test_similarities_are_judged_by_their_attack_unless_told_otherwise(tmp_path: Path) -> None:
-    attacks = read_attacks(make_attacks(tmp_path))
-    thresholds = {"mia_loss": 0.345, "s_mia_loss": 0.1}
-    judged = judge_attacks(attacks, BenchAsk(thresholds=thresholds, resamples=0))
-    assert judged.attacks["s_mia_loss"].filtered_by == "mia_loss"
-    assert judged.attacks["s_mia_loss"].result.kept == judged.attacks["mia_loss"].result.kept
-    # AUC 0.3 -> 0.9 against the retain model's 0.4: m 0.25 -> 1; the retain model itself 0.4 -> 0.8: m 0 -> 1.
-    first = attacks.models[0].name
-    assert judged.attacks["s_mia_loss"].result.per_model[first]["relearning"] == pytest.approx(1 - 0.25 / 1.75)
-    own = judge_attacks(attacks, BenchAsk(thresholds=thresholds, own_thresholds=True, resamples=0))
-    assert own.attacks["s_mia_loss"].filtered_by == "s_mia_loss"
-    assert own.attacks["s_mia_loss"].result.kept != own.attacks["mia_loss"].result.kept
-
-
-def test_the_command_line_from_pools_to_overall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert main(["meta", "faithfulness", str(make_pools(tmp_path)), "--out", str(out), "--resamples", "200"]) == 0
-    attacks = make_attacks(tmp_path, "chat, dialect open-unlearning")  # as in the pools
-    assert main(["meta", "robustness", str(attacks), "--out", str(out), "--resamples", "200"]) == 0
-    shown = capsys.readouterr().out
-    assert "4 models that know" in shown and "12 unlearned models, 11 still useful" in shown
-    body = files.read_meta_eval(out / files.META_EVAL)
-    auc, agg = body["faithfulness"]["uds"]["auc_roc"], body["robustness"]["uds"]["agg"]
-    assert body["overall"]["uds"] == pytest.approx(2 / (1 / auc + 1 / agg))
-    assert body["robustness"]["uds"]["other_rules"]["one-sided"]["agg"] != agg
-    thresholds = files.read_thresholds(out / files.THRESHOLDS)
-    assert thresholds["uds"] == pytest.approx(1 - 0.55)
-    usable = json.loads((out / files.USABLE).read_text())
-    assert usable["counts"]["utility_pass_only"] == 11 and usable["counts"]["usable_per_metric"]["uds"] == 11
-    assert "attacks.yaml" in usable["data_sources"]["attacks"] and "utility_rel" in usable["provenance"]
-    assert len(usable["usable_models_per_metric"]["uds"]) == 11
-    assert files.read_thresholds(out / files.USABLE)["uds"] == thresholds["uds"]  # its criteria serve as thresholds
-
-
-@one_test(
-    ("words", "said"),
-    [
-        (["meta", "faithfullness", "x.yaml"], "Did you mean 'faithfulness'?"),
-        (["meta", "axes", "nowhere.json"], "does not exist"),
-        (["meta", "axes", "x.yaml", "--floor", "2"], "--floor is 2"),
-        (["meta", "robustness", "x.yaml", "--robustness", "both"], "x.yaml does not exist"),
-    ],
-)
-def test_mistakes_are_one_sentence(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(words) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_thresholds_are_read_in_each_form(tmp_path: Path) -> None:
@@ -704,34 +416,12 @@ def test_thresholds_are_read_in_each_form(tmp_path: Path) -> None:
         "mine": {"threshold": 0.2, "direction": "keep_below"},
     }
     file.write_text(json.dumps(body))
-    got = files.read_thresholds(file)
+    got = {name: cut.m for name, cut in files.read_thresholds(file).items()}
     expected = {"em": 0.6, "s_mia_loss": 0.6, "uds": 0.2276, "logit_lens": 0.325, "cka": 0.9, "mine": 0.2}
     assert got == pytest.approx(expected)
     file.write_text(json.dumps({"em": {"threshold": None}}))
     with pytest.raises(UserError, match="em has no threshold"):
         files.read_thresholds(file)
-
-
-def golden_results() -> dict[str, Any]:
-    rows = []
-    for row, (parts, expected, epoch) in zip(GOLD["models"], golden_rows(), strict=True):
-        axis = {k: v for k, v in expected.items() if k != "overall_no_uds"}
-        rows.append({"model": row[0], "epoch": epoch, "method": row[2], "is_reference": row[3], **parts, **axis})
-    return {"models": rows, "full_utility": GOLD["constants"]["full_utility"], "method_counts": {}}
-
-
-def test_method_results_go_through_unchanged(tmp_path: Path) -> None:
-    file = tmp_path / "theirs.json"
-    file.write_text(json.dumps(golden_results()))
-    assert main(["meta", "axes", str(file), "--out", str(tmp_path / "a")]) == 0
-    assert main(["meta", "axes", str(tmp_path / "a" / files.METHOD_RESULTS), "--out", str(tmp_path / "b")]) == 0
-    first, second = (json.loads((tmp_path / d / files.METHOD_RESULTS).read_text()) for d in "ab")
-    assert first["models"] == second["models"] and first["notes"] == [] and first["erased"]["of"] == 102
-    for ours, theirs in zip(first["models"], golden_results()["models"], strict=True):
-        for key, value in theirs.items():
-            assert ours[key] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value), key
-    assert first["method_counts"]["npo"] == sum(1 for r in GOLD["models"] if r[2] == "npo")
-    assert first["protocols"]["uds"] == "entity (by the schema)"
 
 
 def shown_by_the_dashboard(body: dict[str, Any]) -> set[str]:
@@ -760,89 +450,7 @@ def test_the_dashboard_shows_our_models_or_we_ask_for_what_it_needs(
     assert asked[0] in capsys.readouterr().out
 
 
-def test_axes_that_do_not_follow_from_their_parts_are_said(tmp_path: Path) -> None:
-    data = golden_results()
-    data["models"][5]["overall"] = 0.123
-    (tmp_path / "x.json").write_text(json.dumps(data))
-    notes = files.read_method_results(tmp_path / "x.json").notes
-    assert len(notes) == 1 and "overall of" in notes[0] and "0.123" in notes[0]
-
-
-def test_axes_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = dict.fromkeys((*(SOURCES[p] for p in (*UTILITY, "fluency")), "es", "em", "paraprob", "truth_ratio"), 0.5)
-    mia = {f"mia_{a}": 0.4 for a in ("loss", "zlib", "min_k", "min_kpp")}
-    body = {
-        "protocol": "chat",
-        "full": {**values, **mia},
-        "retain": mia,
-        "models": [
-            {"model": "a", "method": "npo", "values": {**values, **mia, "uds": 0.5}},
-            {"model": "b", "method": "npo", "values": {**values, **dict.fromkeys(mia, 0.9), "uds": 0.5}},
-            {"model": "c", "method": "npo", "values": {**values, **mia}},
-        ],
-    }
-    (tmp_path / "m.yaml").write_text(yaml.safe_dump(body))
-    assert main(["meta", "axes", str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out")]) == 0
-    rows = {r["model"]: r for r in json.loads((tmp_path / "out" / files.METHOD_RESULTS).read_text())["models"]}
-    assert rows["a"]["privacy_mia"] == pytest.approx(1) and rows["a"]["utility_rel"] == pytest.approx(1)
-    assert rows["b"]["overall"] < 1e-10 and rows["b"]["floored"]["overall"] > 0.05
-    assert rows["b"]["floored_parts"] == list(MIA)
-    assert rows["c"]["overall"] is None and rows["c"]["reasons"]["privacy"] == "no uds"
-    assert "raised, or why missing" in capsys.readouterr().out
-    assert len(MEM) == 4
-
-
-def make_tree(place: Path) -> Path:
-    """Two models of two epochs in the layout of the depth score's project."""
-
-    def put(where: str, body: dict[str, Any]) -> None:
-        path = place / "runs" / where / "summary.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(body))
-
-    utility = {f"{s}_{m}": 0.5 for s in ("retain", "ra", "wf") for m in ("Q_A_Prob", "Q_A_ROUGE", "Truth_Ratio")}
-    for epoch, models in (("ep5", ("full", "npo_lr2e5_b01_a1_ep5")), ("ep10", ("npo_lr2e5_b01_a5_ep10",))):
-        for m in models:
-            put(f"{epoch}/memorization/{m}", {"avg_em": 0.6, "avg_es": 0.1, "avg_prob": 0.1, "avg_paraprob": 0.03,
-                                              "avg_truth_ratio": 0.6, "avg_mem": 0.5, "num_examples": 400})  # fmt: skip
-            attacks = {a: {"auc": 0.42, "retain_auc": 0.4, "s_mia": 0.95} for a in ("loss", "zlib", "min_k", "min_k++")}
-            put(f"{epoch}/privacy/{m}", {"attack": "all", "attacks": attacks})
-            put(f"{epoch}/utility/{m}", {"metrics": utility, "fluency": 0.5 if m == "full" else 0.4})
-            put(f"{epoch}/uds/{m}", {"avg_uds": 0.6} if epoch == "ep5" else {"avg_udr": 0.7})
-            put(f"{epoch}/gen_rouge/{m}", {"metrics": {"rouge": 0.3, "para_rouge": 0.2, "jailbreak_rouge": 0.28}})
-    put("legacy/ep5/uds/old", {"avg_udr": 0.1})
-    put("ep5/uds/legacy_old", {"avg_udr": 0.1})
-    (place / "runs" / "ep5" / "uds" / "unfinished").mkdir()
-    return place
-
-
-def test_a_result_tree_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tree = read_tree(make_tree(tmp_path))
-    assert sorted(tree.models) == [
-        ("ep10", "npo_lr2e5_b01_a5_ep10"), ("ep5", "full"), ("ep5", "npo_lr2e5_b01_a1_ep5"),
-    ]  # fmt: skip
-    assert tree.models["ep10", "npo_lr2e5_b01_a5_ep10"].value("uds") == 0.7  # by its former name
-    assert tree.models["ep5", "full"].value("para_rouge") == 0.2
-    assert tree.models["ep5", "full"].numbers["uds"].protocol == "entity"
-    assert main(["import", str(tmp_path / "runs"), "--retain-logs", "x.json"]) == 2
-    assert main(["import", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
-    shown = capsys.readouterr().out
-    assert "unfinished has no summary.json" in shown
-    assert "utility_rel of ep10 is relative to the full model of ep5" in shown
-    body = json.loads((tmp_path / "out" / files.METHOD_RESULTS).read_text())
-    row = next(r for r in body["models"] if r["model"] == "npo_lr2e5_b01_a1_ep5")
-    assert row["s_minkpp"] == pytest.approx(0.95) and row["one_minus_em"] == pytest.approx(0.4)
-    assert row["utility_rel"] == pytest.approx((2 / (1 / 0.5 + 1 / 0.4)) / 0.5)
-    assert (row["epoch"], row["alpha"], row["lr"]) == ("ep5", 1, 2e-5)
-    assert row["privacy"] is not None and body["protocols"]["uds"] == "entity"
-    other = next(r for r in body["models"] if r["epoch"] == "ep10")  # the published tree has one full model for both
-    assert other["utility_rel"] == pytest.approx(row["utility_rel"]) and other["overall"] is not None
-    assert main(["import", str(tmp_path / "runs"), "--baseline", "ep10"]) == 2
-    assert "'ep10'" in capsys.readouterr().err
-    assert main(["import", str(tmp_path / "runs"), "--baseline", "ep5"]) == 0
-
-
-# ---- published files ----------------------------------------------------------------------------------------------
+# ---- published files ---------------------------------------------------------------------------------------------
 
 # Thresholds on m and counts of usable models, from runs/meta_eval/robustness/usable_models.json of
 # gnueaj/unlearning-depth-score. The figure prints em as 0.62, which would keep 17.
@@ -865,7 +473,7 @@ COLUMN = {
 @published
 def test_the_published_filters() -> None:
     path = PUBLISHED / files.METHOD_RESULTS
-    utility, made_of = files.read_utility(path)
+    utility, made_of = read_utility(path)
     assert not made_of and len(utility) == GOLD["filters"]["of"] == 150
     models = [r for r in json.loads(path.read_text())["models"] if not r["is_reference"]]
     kept, _ = keep({r["model"]: ModelState(0.0) for r in models}, Filters(utility))
@@ -881,7 +489,7 @@ def test_the_published_filters() -> None:
 
 @published
 def test_all_published_rows_and_the_published_verdicts() -> None:
-    methods = files.read_method_results(PUBLISHED / files.METHOD_RESULTS)
+    methods = read_method_results(PUBLISHED / files.METHOD_RESULTS)
     assert len(methods.rows) == 152 and methods.notes == ()
     assert erased([r.published for r in methods.rows if not r.facts["is_reference"]]) == 99
     assert erased([r.floored for r in methods.rows]) == 0

@@ -42,28 +42,6 @@ def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
-def test_published_thresholds_serve_our_models_when_the_mixture_is_accepted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "meta"
-    assert main(["meta", "faithfulness", str(pools_json(tmp_path / "results.json")), "--out", str(out)]) == 0
-    command = ["meta", "robustness", str(attacks_yaml(tmp_path / "attacks.yaml")), "--out", str(out)]
-    assert main(command) == 2
-    said = capsys.readouterr().err
-    assert f"measured as '{SCHEMA}', the models here as '{CHAT}'" in said and "--accept-mixture" in said
-    assert main([*command, "--accept-mixture"]) == 0
-    printed = capsys.readouterr().out
-    assert f"mixed threshold: em: the threshold of em was measured as '{SCHEMA}', the models as '{CHAT}'" in printed
-    assert f"mixed overall: em: faithfulness was measured as '{SCHEMA}', robustness as '{CHAT}'" in printed
-    body = read(out / "meta_eval.json")
-    assert body["robustness"]["em"]["threshold_protocol"] == SCHEMA and body["robustness"]["em"]["protocol"] == CHAT
-    assert body["robustness"]["em"]["n_models"] == 1  # the threshold was applied: simnpo still knows
-    assert body["overall"]["em"] is not None
-    assert {"mixed threshold: em", "mixed overall: em"} <= set(body["notes"])
-    used = read(out / "usable_models.json")["criteria"]["metric_threshold_filter"]["thresholds"]["em"]
-    assert used["protocol"] == SCHEMA and used["models_protocol"] == CHAT
-
-
 def test_a_mixture_does_not_launder_its_thresholds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Thresholds taken from the usable_models.json of a mixture are still of the protocol they were measured in."""
     out, attacks = tmp_path / "meta", str(attacks_yaml(tmp_path / "attacks.yaml"))
@@ -73,20 +51,6 @@ def test_a_mixture_does_not_launder_its_thresholds(tmp_path: Path, capsys: pytes
     usable = str(out / "usable_models.json")
     assert main(["meta", "robustness", attacks, "--out", str(tmp_path / "b"), "--thresholds", usable]) == 2
     assert f"measured as '{SCHEMA}'" in capsys.readouterr().err
-
-
-def test_an_accepted_mixture_is_not_accepted_for_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The other half, judged again without the flag, has no overall: nobody accepted it this time."""
-    out, pools = tmp_path / "meta", str(pools_json(tmp_path / "results.json"))
-    main(["meta", "faithfulness", pools, "--out", str(out)])
-    main(["meta", "robustness", str(attacks_yaml(tmp_path / "a.yaml")), "--out", str(out), "--accept-mixture"])
-    assert main(["meta", "faithfulness", pools, "--out", str(out)]) == 0
-    body = read(out / "meta_eval.json")
-    assert body["overall"]["em"] is None
-    assert {"no overall: em", "mixed threshold: em"} <= set(body["notes"]) and "mixed overall: em" not in body["notes"]
-    assert main(["meta", "faithfulness", pools, "--out", str(out), "--accept-mixture"]) == 0
-    assert "mixed overall: em" in capsys.readouterr().out
-    assert read(out / "meta_eval.json")["overall"]["em"] is not None
 
 
 def depth_run(place: Path, uds: float, attention: str) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
-from itertools import combinations, pairwise
+from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from conftest import LAB, SYSTEM
-from vestige.cli import main
 from vestige.data.chat import Encoder, Template
 from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.rows import read_file
@@ -21,12 +19,16 @@ from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_model, load_tokenizer
 from vestige.models.quantised import repair
 from vestige.show.stress_plots import recovery_curve, recovery_points
-from vestige.stress.attacks import RELEARNING, prune, prune_weights, quantise
-from vestige.stress.copies import lesson_rows
-from vestige.stress.leak import _sample, expected_best
-from vestige.stress.prompts import few_shot, jailbreak, paraphrase
-from vestige.stress.robustness import relearning_r, show_r
-from vestige.stress.run import AttackRow, AttackSubject, Stress, show, stress, under_prompt
+from vestige.stress.attacks import (
+    RELEARNING,
+    expected_best,
+    few_shot,
+    jailbreak,
+    paraphrase,
+    prune_weights,
+    quantise,
+)
+from vestige.stress.run import AttackRow, Stress, relearning_r, show, show_r, stress
 from vestige.types import content_key
 from vestige.unlearn.recipe import TrainingRecipe
 
@@ -35,8 +37,6 @@ UNLEARNED, RETAIN = (LAB / "models" / name for name in ("unlearned", "retain"))
 STATES = (("none", None), ("relearn", 0))
 CONFIG = {"handler": "QADataset", "args": {"hf_args": {"path": str(DATA / "forget.jsonl")}}}
 SAID = {"system_prompt": SYSTEM, "limit": 8}
-# The lab's models are small: they need larger steps than the published attack, which is meant for billions of weights.
-STEPS = {"lr": 1e-3, "accumulation": 1}
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,6 @@ def context() -> Context:
 def asked(tmp_path: Path, *attacks: str, **more: object) -> Stress:
     metrics = more.pop("metrics", ["forget_Q_A_Prob"])
     return Stress(str(UNLEARNED), DATA, attacks, tmp_path / "out", metrics=metrics, settings=SAID, **more)  # type: ignore[arg-type]
-
-
-def value(rows: list[AttackRow], attack: str, who: str = "model", metric: str = "forget_Q_A_Prob") -> float:
-    [found] = [r.values[metric] for r in rows if (r.attack, r.model) == (attack, who)]
-    assert found is not None
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -68,18 +62,6 @@ def _checkpoints_stay_as_they_are() -> Iterator[None]:
 
 def linear_layers(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
     return {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
-
-
-def test_relearning_brings_back_what_was_only_hidden(tmp_path: Path) -> None:
-    rows = stress(asked(tmp_path, "relearn", relearning=STEPS, retain_model=str(RETAIN)))
-    gained = value(rows, "relearn") - value(rows, "none")
-    control = value(rows, "relearn", "retain") - value(rows, "none", "retain")
-    assert gained > 2 * control > 0
-    assert not list((tmp_path / "out").glob(".attacked-*")) and not (tmp_path / "out" / "checkpoints").exists()
-    written = json.loads((tmp_path / "out" / "stress.json").read_text())
-    assert written["rows"][1]["attack"] == "relearn"
-    [r] = written["relearning"]
-    assert r["one-sided"] == pytest.approx(control / gained) and r["gained"] == pytest.approx(gained)
 
 
 def test_r_needs_a_control_and_a_metric_that_tells_knowing() -> None:
@@ -102,32 +84,6 @@ def test_the_published_relearning_is_the_default() -> None:
     recipe = TrainingRecipe(**RELEARNING)
     assert (recipe.lr, recipe.batch_size, recipe.accumulation, recipe.epochs, recipe.weight_decay) == (2e-5, 8, 4, 1, 0)
     assert (recipe.warmup_epochs, recipe.scheduler, recipe.optim) == (0.0, "linear", "auto")
-
-
-def test_held_out_rows_are_not_taught(tmp_path: Path) -> None:
-    ask = asked(tmp_path, "relearn", relearning=STEPS, held_out=True)
-    stress(ask)
-    whole = read_file(DATA / "forget.jsonl")
-    measured = read_file(tmp_path / "out" / "data" / "forget.jsonl")
-    assert measured == whole[1::2]
-    subject = AttackSubject("model", str(UNLEARNED), ask, DATA)
-    lesson = lesson_rows(subject.evaluation(str(UNLEARNED), "before"), subject.lesson)
-    tokenizer, _ = load_tokenizer(ModelArgs(str(UNLEARNED)))
-    taught = [tokenizer.decode(row.ids[row.start :], skip_special_tokens=True) for row in lesson]
-    assert taught == [row["answer"] for row in whole[:8:2]]
-    fewer = AttackSubject("model", str(UNLEARNED), replace(ask, examples=2), DATA)
-    assert lesson_rows(fewer.evaluation(str(UNLEARNED), "before"), fewer.lesson) == lesson[:2]
-
-
-def test_quantisation_moves_the_numbers_a_little(tmp_path: Path) -> None:
-    rows = stress(asked(tmp_path, "quantise"))
-    none, four, eight = (row.values["forget_Q_A_Prob"] for row in rows)
-    assert none is not None and four is not None and eight is not None
-    assert 0 < abs(eight - none) < abs(four - none) < 0.2
-    with pytest.raises(UserError, match="number of bits"):
-        quantise(ModelArgs("x"), 3)
-    with pytest.raises(UserError, match="already read in 8bit"):
-        quantise(ModelArgs("x", quantization="8bit"), 4)
 
 
 def read_back(layer: torch.nn.Module) -> torch.Tensor:
@@ -202,22 +158,6 @@ def _same_besides(before: torch.nn.Module, after: torch.nn.Module) -> None:
     assert torch.equal(before.get_submodule("lm_head").weight, after.get_submodule("lm_head").weight)
 
 
-def test_pruning_zeroes_the_smallest_weights_of_each_layer(tmp_path: Path) -> None:
-    attacked = prune(ModelArgs(str(UNLEARNED), device="cpu"), 0.25, tmp_path)
-    before = dict(load_model(ModelArgs(str(UNLEARNED), device="cpu")).model.named_parameters())
-    after = dict(load_model(ModelArgs(attacked.path, device="cpu")).model.named_parameters())
-    name = "model.layers.1.mlp.up_proj.weight"
-    was, now = (p[name].detach().numpy().ravel() for p in (before, after))
-    gone = now == 0
-    assert gone.sum() == int(0.25 * was.size)
-    assert np.abs(was[gone]).max() <= np.abs(was[~gone]).min()
-    np.testing.assert_array_equal(was[~gone], now[~gone])
-    embedding = "model.embed_tokens.weight"  # the output layer is the same tensor
-    assert torch.equal(before[embedding], after[embedding])
-    with pytest.raises(UserError, match="below 1"):
-        prune(ModelArgs(str(UNLEARNED)), 1.0, tmp_path)
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_pruning_zeroes_exactly_its_share_and_spares_the_output_layer(tied: bool) -> None:
     model = load_model(ModelArgs(str(UNLEARNED), device="cpu")).model
@@ -233,25 +173,6 @@ def test_pruning_zeroes_exactly_its_share_and_spares_the_output_layer(tied: bool
         if name.removesuffix(".weight") not in layers:
             assert torch.equal(before[name], now), name
     assert ("lm_head.weight" in before) is not tied
-
-
-def test_pruning_nothing_changes_nothing() -> None:
-    model = load_model(ModelArgs(str(UNLEARNED), device="cpu")).model
-    before = [p.clone() for p in model.parameters()]
-    assert prune_weights(model, 0.0) == 0
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-
-
-def test_jailbreak_begins_the_answer(context: Context) -> None:
-    plain = build_rows("forget", CONFIG, context, 2).examples[0][0]
-    attacked = build_rows("forget", jailbreak(CONFIG), context, 2).examples[0][0]
-    tokenizer = context.encoder.tokenizer
-    opening = tuple(tokenizer("Sure, here is the answer:", add_special_tokens=False)["input_ids"])
-    assert attacked.prompt.ids == (*plain.prompt.ids, *opening)
-    assert plain.target is not None and attacked.target is not None
-    assert attacked.target.ids[: attacked.target.start] == attacked.prompt.ids
-    assert attacked.target.ids[attacked.target.start :] == plain.target.ids[plain.target.start :]
-    assert attacked.reference == plain.reference
 
 
 def test_paraphrase_and_few_shot_ask_otherwise(context: Context) -> None:
@@ -285,80 +206,12 @@ def test_the_jailbreak_metric_is_the_jailbreak_attack(tmp_path: Path) -> None:
     assert attacked.values["forget_Q_A_ROUGE"] != none.values["forget_Q_A_ROUGE"]
 
 
-def test_prompt_attacks_spare_retain_rows(tmp_path: Path) -> None:
-    ask = asked(tmp_path, metrics=["forget_Q_A_Prob", "retain_Q_A_Prob"])
-    run = AttackSubject("model", str(UNLEARNED), ask, DATA).evaluation(str(UNLEARNED), "x")
-    changed = under_prompt(run, paraphrase)
-    keys = {name: [d.config["args"]["question_key"] for d in m.datasets] for name, m in changed.suite.metrics.items()}
-    assert keys["forget_Q_A_Prob"] == ["paraphrased_question"] and keys["retain_Q_A_Prob"] == ["question"]
-    only = AttackSubject("model", str(UNLEARNED), asked(tmp_path, metrics=["retain_Q_A_Prob"]), DATA)
-    with pytest.raises(UserError, match="changes nothing"):
-        under_prompt(only.evaluation(str(UNLEARNED), "x"), paraphrase)
-
-
 def test_expected_best_against_every_choice() -> None:
     values = [0.3, 0.9, 0.1, 0.9, 0.5]
     for k in range(1, 6):
         assert expected_best(values, k) == pytest.approx(np.mean([max(c) for c in combinations(values, k)]))
     with pytest.raises(ValueError, match="between 1 and the 5"):
         expected_best(values, 6)
-
-
-def test_leak_grows_with_the_number_of_samples(tmp_path: Path) -> None:
-    ask = asked(tmp_path, "leak", metrics=["forget_Q_A_ROUGE", "forget_secrets_said"], budget={"leak": [1, 3]})
-    rows = stress(ask)
-    _, one, three = (row.values["forget_Q_A_ROUGE"] for row in rows)
-    assert one is not None and three is not None and one < three <= 1
-    # A secret counts for k samples if one of them says it: here counted in the kept evaluations.
-    said = []
-    for seed in range(3):
-        found = json.loads((tmp_path / "out/evals/model" / f"leak-{seed}" / "TOFU_EVAL.json").read_text())
-        said.append({i: e["said"] for i, e in found["forget_secrets_said"]["value_by_index"].items()})
-    told = [max(sample[i] for sample in said) for i in said[0] if said[0][i] is not None]
-    assert rows[2].values["forget_secrets_said"] == pytest.approx(sum(told) / len(told))
-    once = [x for sample in said for x in sample.values() if x is not None]
-    assert rows[1].values["forget_secrets_said"] == pytest.approx(sum(once) / len(once))
-
-
-@pytest.mark.parametrize("count", range(1, 9))
-def test_leak_is_monotone_between_the_mean_and_the_best(count: int) -> None:
-    values = np.round(np.random.default_rng(count).random(count), 1).tolist()  # rounded: some are equal
-    leaks = [expected_best(values, k) for k in range(1, len(values) + 1)]
-    assert all(a <= b + 1e-12 for a, b in pairwise(leaks))
-    assert leaks[0] == pytest.approx(np.mean(values)) and leaks[-1] == pytest.approx(max(values))
-
-
-def test_leak_samples_by_seed_and_at_no_temperature_says_what_greedy_says(tmp_path: Path) -> None:
-    ask = asked(tmp_path, "leak", metrics=["forget_Q_A_ROUGE"], budget={"leak": [1, 2]}, temperature=1e-4)
-    greedy, one, two = (row.values["forget_Q_A_ROUGE"] for row in stress(ask))
-    assert one == two == pytest.approx(greedy)  # k tries of one and the same text
-    warm = AttackSubject("model", str(UNLEARNED), asked(tmp_path / "warm", "leak", metrics=["forget_Q_A_ROUGE"]), DATA)
-    first, second = _sample(warm, 0), _sample(warm, 1)
-    assert first != second and set(first["forget_Q_A_ROUGE"]) == set(second["forget_Q_A_ROUGE"])
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    words = ["--model", str(UNLEARNED), "--data", str(DATA), "--out", str(out), "--limit", "4", "--lr", "1e-3",
-             "--accumulation", "1", "--system-prompt", SYSTEM, "--metrics", "forget_Q_A_Prob"]  # fmt: skip
-    picture = tmp_path / "curve.png"
-    assert (
-        main(["stress", "relearn=1", *words, "jailbreak", "paraphrase", "prune=0.5,0.7", "--plot", str(picture)]) == 0
-    )
-    assert [p.name for p in tmp_path.glob("*.png")] == ["curve_prune.png"]
-    printed = capsys.readouterr().out
-    assert printed.startswith("Plan: 6 evaluations")
-    assert all(word in printed for word in ("1 step", "jailbreak", "paraphrase", "0.5 share"))
-    record = json.loads((out / "stress.json").read_text())["rows"]
-    assert [row["attack"] for row in record] == ["none", "relearn", "jailbreak", "paraphrase", "prune", "prune"]
-    assert len({row["values"]["forget_Q_A_Prob"] for row in record}) == 6
-    for more, said in (
-        (["relern"], "Did you mean 'relearn'"),
-        (["relearn=x"], "a budget is a number"),
-        (["leak"], "have it among --metrics"),
-    ):
-        assert main(["stress", *more, *words]) == 2
-        assert said in capsys.readouterr().err
 
 
 def test_the_curve_starts_before_the_attack_and_leaves_gaps_out() -> None:

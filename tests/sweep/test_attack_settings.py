@@ -136,8 +136,8 @@ def test_a_sweep_does_not_attack_the_full_model(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_depth_suites_full_model_is_spared_by_any_name(tmp_path: Path) -> None:
-    from vestige.sweep.graph import make_tasks
     from vestige.sweep.plan import read_plan
+    from vestige.sweep.tasks import make_tasks
 
     depth = {"full": "start", "data": f"{DATA}/forget.jsonl", "limit": 2, "resamples": 0}
     models = {"start": FULL, "unlearned": UNLEARNED, "retain": RETAIN}

@@ -9,10 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +22,13 @@ from sweep_tools import METRIC, WHOLE, note, started, write_plan
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
-from vestige.models.locate import hub_error, repository_size
+from vestige.models.locate import hub_error
 from vestige.runs.directory import open_run
-from vestige.sweep import pool, tasks
-from vestige.sweep.board import Board
-from vestige.sweep.disk import Cleaner, Prefetcher, hub_cache, hub_users
-from vestige.sweep.graph import make_tasks
+from vestige.sweep import schedule, tasks, workers
 from vestige.sweep.plan import read_plan
-from vestige.sweep.pool import Drive, ProcessPool, TaskState
-from vestige.sweep.run import How, surviving_hangup
-from vestige.sweep.tasks import ATTACKS, Finished, Task
+from vestige.sweep.schedule import LOST_LIMIT, Board, Cleaner, Prefetcher, Schedule, TaskState, hub_cache, hub_users
+from vestige.sweep.tasks import ATTACKS, Finished, Task, make_tasks
+from vestige.sweep.workers import ProcessPool
 
 
 @pytest.fixture
@@ -50,52 +45,6 @@ Sweep = Callable[..., tuple[int, list[str]]]
 
 
 # What runs, and what does not run again
-
-
-def test_retain_first_and_nothing_twice(tmp_path: Path, sweep: Sweep) -> None:
-    write_plan(tmp_path)
-    assert sweep() == (0, ["tofu/retain", "tofu/full"])
-    by_hand = tmp_path / "by_hand"
-    flags = ["--data", str(LAB / "data"), "--metrics", METRIC, "--limit", "2", "--quiet", "--out", str(by_hand)]
-    assert main(["eval", "tofu", "--model", str(LAB / "models" / "full"), *flags]) == 0
-    expected = json.loads((by_hand / "TOFU_SUMMARY.json").read_text())
-    assert note(tmp_path)["results"]["tofu"]["full"] == expected
-    assert sweep() == (0, [])
-    assert {t["id"]: t["status"] for t in note(tmp_path)["tasks"]} == {"tofu/retain": "done", "tofu/full": "done"}
-
-
-def test_done_means_the_same_content(tmp_path: Path, sweep: Sweep) -> None:
-    data, model = tmp_path / "data", tmp_path / "model"
-    data.mkdir()
-    shutil.copy(LAB / "data" / "forget.jsonl", data)
-    shutil.copytree(LAB / "models" / "full", model)
-    suites: dict[str, Any] = {"tofu": {"data": str(data), "metrics": [METRIC], "limit": 2}}
-    write_plan(tmp_path, models={"m": str(model)}, suites=suites, retain=None)
-    assert sweep() == (0, ["tofu/m"])
-    assert sweep() == (0, [])
-    rows = (data / "forget.jsonl").read_text().splitlines()
-    (data / "forget.jsonl").write_text("\n".join(rows[2:]) + "\n")  # other rows
-    assert sweep() == (0, ["tofu/m"])
-    shutil.copy(LAB / "models" / "retain" / "model.safetensors", model)  # other weights under the same path
-    assert sweep() == (0, ["tofu/m"])
-    suites["tofu"]["limit"] = 3  # another configuration
-    write_plan(tmp_path, models={"m": str(model)}, suites=suites, retain=None)
-    assert sweep() == (0, ["tofu/m"])
-    assert sweep() == (0, [])
-    (tmp_path / "sweep" / "runs" / "tofu" / "m" / "TOFU_SUMMARY.json").unlink()
-    assert sweep() == (0, ["tofu/m"])
-
-
-def test_other_retain_results_are_compared_with_again(tmp_path: Path, sweep: Sweep) -> None:
-    write_plan(tmp_path)
-    assert sweep()[0] == 0
-    file = tmp_path / "sweep" / "runs" / "tofu" / "retain" / "TOFU_EVAL.json"
-    file.write_text(file.read_text() + " ")
-    assert sweep() == (0, ["tofu/retain"])  # it does not fit its checksum: made again, and so as before
-    file.write_text(file.read_text() + " ")
-    with open_run(file.parent, "eval", ["TOFU_EVAL.json"]) as run:
-        run.finish()
-    assert sweep() == (0, ["tofu/full"])
 
 
 HARNESS_TASK = """
@@ -126,26 +75,6 @@ def test_tasks_of_the_harness_are_a_suite_too(tmp_path: Path, sweep: Sweep, monk
 
 
 # Failures
-
-
-def test_a_failure_is_retried_and_reported_and_the_rest_goes_on(
-    tmp_path: Path, sweep: Sweep, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bad = tmp_path / "bad"
-    models = {"bad": str(bad), "full": str(LAB / "models" / "full")}
-    write_plan(tmp_path, models=models, retain=None, retries=2)
-    assert sweep() == (1, ["tofu/bad", "tofu/bad", "tofu/bad", "tofu/full"])
-    (failed,) = [t for t in note(tmp_path)["tasks"] if t["status"] == "failed"]
-    assert (failed["id"], failed["attempts"]) == ("tofu/bad", 3)
-    assert str(bad) in failed["error"]
-    assert str(bad) in Path(failed["log"]).read_text()
-    assert note(tmp_path)["results"]["tofu"]["bad"] is None
-    assert main(["sweep", str(tmp_path / "plan.yaml"), "--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("tofu/")] == ["failed", "done"]
-    shutil.copytree(LAB / "models" / "retain", bad)
-    assert sweep() == (0, ["tofu/bad"])
-    assert all(t["error"] is None for t in note(tmp_path)["tasks"])
 
 
 class Scripted:
@@ -186,7 +115,7 @@ def task(id: str, *needs: str, **more: Any) -> Task:
 
 def driven(graph: list[Task], script: dict[str, list[str]], retries: int = 1) -> tuple[dict[str, TaskState], list[str]]:
     executor = Scripted(script)
-    states = Drive(graph, executor, retries).run()
+    states = Schedule(graph, executor, retries).run()
     assert executor.closed
     return states, executor.log
 
@@ -203,13 +132,7 @@ def test_a_lost_machine_is_not_the_tasks_fault() -> None:
     states, log = driven([task("a")], {"a": ["lost", "lost", "done"]}, retries=0)
     assert (states["a"].status, states["a"].attempts, len(log)) == ("done", 1, 3)
     states, log = driven([task("a")], {"a": ["lost"] * 20}, retries=0)
-    assert (states["a"].status, len(log)) == ("failed", pool.LOST_LIMIT + 1)
-
-
-def test_a_directory_in_use_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "HELD_PAUSE", 0.01)
-    states, log = driven([task("a")], {"a": ["held", "held", "held", "done"]}, retries=0)
-    assert (states["a"].status, states["a"].attempts, len(log)) == ("done", 1, 4)
+    assert (states["a"].status, len(log)) == ("failed", LOST_LIMIT + 1)
 
 
 def test_a_run_that_another_process_writes_is_held(tmp_path: Path) -> None:
@@ -241,14 +164,14 @@ def quick_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Workers that speak the protocol and import nothing."""
     file = tmp_path / "worker.py"
     file.write_text(WORKER)
-    monkeypatch.setattr(pool, "WORKER", [sys.executable, "-S", str(file)])
+    monkeypatch.setattr(workers, "WORKER", [sys.executable, "-S", str(file)])
     return tmp_path
 
 
 def pooled(place: Path, ids: list[str], memory: int = 10, **more: Any) -> tuple[dict[str, TaskState], list[list[str]]]:
     graph = [task(i, log=str(place / f"{i}.log"), memory=4) for i in ids]
-    workers = ProcessPool(more.pop("slots", 2), place / "logs", memory=memory, **more)
-    states = Drive(graph, workers, retries=1).run()
+    pool = ProcessPool(more.pop("slots", 2), place / "logs", memory=memory, **more)
+    states = Schedule(graph, pool, retries=1).run()
     return states, [(place / f"{i}.log").read_text().split() for i in ids]
 
 
@@ -316,13 +239,6 @@ def test_after_kill_9_only_the_rest_is_done(tmp_path: Path, sweep: Sweep) -> Non
     assert not list((out / "attacked").glob("*/*"))
 
 
-def test_hangup_is_ignored_while_a_sweep_runs() -> None:
-    before = signal.getsignal(signal.SIGHUP)
-    with surviving_hangup():
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    assert signal.getsignal(signal.SIGHUP) is before
-
-
 # Shards, attacks, disk
 
 
@@ -368,13 +284,6 @@ def test_attacked_copies_are_made_once_evaluated_and_removed(tmp_path: Path, swe
         ATTACKS.pop("swap", None)
 
 
-def test_a_full_disk_is_noticed_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = write_plan(tmp_path, free_space="900000 TB")
-    assert main(["sweep", str(plan)]) == 2
-    assert "free_space" in capsys.readouterr().err
-    assert not (tmp_path / "sweep").exists()
-
-
 def test_clear_cache_removes_only_what_this_sweep_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
@@ -392,7 +301,7 @@ def test_clear_cache_removes_only_what_this_sweep_downloaded(tmp_path: Path, mon
     old = download("old")
     plan = read_plan(write_plan(tmp_path, models={"old": "org/old", "new": "org/new"}, retain=None, clear_cache=True))
     graph = make_tasks(plan)
-    cleaner = Cleaner(graph, plan.keep_attacked, plan.clear_cache)
+    cleaner = Cleaner(graph, False, True)
     new = download("new")
     assert set(hub_cache()) == {"org/old", "org/new"}
     cleaner.look({t.id: TaskState("running") for t in graph})
@@ -401,58 +310,48 @@ def test_clear_cache_removes_only_what_this_sweep_downloaded(tmp_path: Path, mon
     assert (old.is_dir(), new.exists()) == (True, False)
 
 
-class Shelf:
-    """A hub that counts: which models are on the disk, how many at most were there before their first task."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.arrived = threading.Semaphore(0)
-
-    def fetch(self, args: ModelArgs) -> None:
-        self.log.append(args.path)
-        if "gone" in args.path:
-            raise hub_error(args.path, args, OSError())
-        self.arrived.release()
-
-
 def hub_graph(place: Path, *names: str, **more: Any) -> list[Task]:
     models = {n: f"org/{n}" for n in names}
     return make_tasks(read_plan(write_plan(place, models=models, retain=None, **more)))
 
 
-def test_models_are_fetched_ahead_within_a_window(tmp_path: Path) -> None:
+def fetched(prefetcher: Prefetcher, states: dict[str, TaskState], rounds: int = 20) -> list[str]:
+    """What is said of downloads once there is nothing more to fetch."""
+    lines = []
+    for _ in range(rounds):
+        lines += prefetcher.look(states)
+        time.sleep(0.01)
+    return lines
+
+
+def test_models_are_fetched_ahead_within_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = hub_graph(tmp_path, "a", "b", "c", "d")
-    shelf = Shelf()
-    ahead = Prefetcher(graph, 2, 0, shelf.fetch, lambda args: 0)
+    monkeypatch.setattr(schedule, "fetch_model", lambda args: None)
+    monkeypatch.setattr(schedule, "size_at_hub", lambda args: 0)
     states = {t.id: TaskState() for t in graph}
-    ahead.thread.start()
-    for _ in range(2):
-        assert shelf.arrived.acquire(timeout=10)
-    assert not shelf.arrived.acquire(timeout=0.1)  # two are there and unused: nobody fetches a third
-    assert shelf.log == ["org/a", "org/b"]
-    states["tofu/a"].status = "running"
-    ahead.look(states)
-    assert shelf.arrived.acquire(timeout=10)
-    states["tofu/c"].status = states["tofu/d"].status = "blocked"  # nobody will want d
-    states["tofu/b"].status = "running"
-    ahead.look(states)
-    assert not shelf.arrived.acquire(timeout=0.1)
-    ahead.stop()
-    assert shelf.log == ["org/a", "org/b", "org/c"]
-    assert ahead.messages() == ["fetched org/a", "fetched org/b", "fetched org/c"]
+    with Prefetcher(graph, 2, 0) as prefetcher:
+        assert fetched(prefetcher, states) == ["fetched org/a", "fetched org/b"]  # two are there and unused
+        states["tofu/a"].status = "running"
+        assert fetched(prefetcher, states) == ["fetched org/c"]
+        states["tofu/c"].status = states["tofu/d"].status = "blocked"  # nobody will want d
+        states["tofu/b"].status = "running"
+        assert fetched(prefetcher, states) == []
 
 
-def test_what_cannot_be_fetched_or_would_fill_the_disk_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_fetched_or_would_fill_the_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = hub_graph(tmp_path, "gone", "huge", "small")
-    shelf = Shelf()
-    ahead = Prefetcher(graph, 3, 0, shelf.fetch, lambda args: 2**60 if "huge" in args.path else 1)
-    ahead.thread.start()
-    assert shelf.arrived.acquire(timeout=10)
-    ahead.stop()
-    gone, huge, small = ahead.messages()
+
+    def fetch(args: ModelArgs) -> None:
+        if "gone" in args.path:
+            raise hub_error(args.path, args, OSError())
+
+    monkeypatch.setattr(schedule, "fetch_model", fetch)
+    monkeypatch.setattr(schedule, "size_at_hub", lambda args: 2**60 if "huge" in args.path else 1)
+    with Prefetcher(graph, 3, 0) as prefetcher:
+        gone, huge, small = fetched(prefetcher, {t.id: TaskState() for t in graph})
     assert "did not fetch org/gone ahead" in gone and "cannot be reached" in gone
     assert "did not fetch org/huge ahead" in huge and "GB are free" in huge
-    assert small == "fetched org/small" and shelf.log == ["org/gone", "org/small"]
+    assert small == "fetched org/small"
 
 
 def test_a_sweep_fetches_uses_and_clears(tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +374,7 @@ def test_a_sweep_fetches_uses_and_clears(tmp_path: Path, sweep: Sweep, monkeypat
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr("vestige.sweep.disk.size_at_hub", lambda args: 0)
+    monkeypatch.setattr("vestige.sweep.schedule.size_at_hub", lambda args: 0)
     models = {n: f"org/{n}" for n in ("full", "retain", "unlearned")}
     write_plan(tmp_path, models=models, retain=None, prefetch=1, clear_cache=True)
     assert sweep()[0] == 0
@@ -494,37 +393,6 @@ def test_a_model_that_others_are_patched_into_stays_until_the_last(tmp_path: Pat
     assert [t.id for t in users["org/npo"]] == ["depth/npo"]
 
 
-def test_the_size_of_a_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
-    import huggingface_hub
-
-    files = [("model-1.safetensors", 5), ("model-2.safetensors", 6), ("pytorch_model.bin", 11), ("config.json", 1)]
-    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=n, size=s) for n, s in files])
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: info)
-    assert repository_size("org/a", ModelArgs("org/a")) == 11
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: (_ for _ in ()).throw(OSError()))
-    assert repository_size("org/a", ModelArgs("org/a")) is None
-
-
-def test_clean_removes_what_the_plan_no_longer_names(
-    tmp_path: Path, sweep: Sweep, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = write_plan(tmp_path)
-    assert main(["sweep", str(plan), "--clean"]) == 2  # nothing of a sweep's: nothing is touched
-    assert sweep()[0] == 0
-    runs = tmp_path / "sweep" / "runs" / "tofu"
-    write_plan(tmp_path, models={"retain": str(LAB / "models" / "retain")})
-    assert main(["sweep", str(plan), "--clean"]) == 0
-    assert [p.name for p in runs.iterdir()] == ["retain"]
-    assert sweep() == (0, [])
-    other = tmp_path / "sweep" / "notes.txt"
-    other.write_text("mine")
-    assert main(["sweep", str(plan), "--clean", "all"]) == 0
-    assert list(runs.glob("*")) == []
-    assert other.read_text() == "mine"
-
-
 # Plans and the board
 
 
@@ -541,7 +409,7 @@ def test_clean_removes_what_the_plan_no_longer_names(
         ({"suites": {"toofu": {}}}, "tofu"),
         ({"suites": {"tofu": {"model": "x"}}}, "setting 'model'"),
         ({"retain": "retian"}, "retain"),
-        ({"slots": -1}, "at least 0"),
+        ({"slots": -1}, ">= 0"),
         ({"memory": "lots"}, "12 GB"),
         ({"attacks": ["relearnt"]}, "attack"),
     ],
@@ -549,23 +417,6 @@ def test_clean_removes_what_the_plan_no_longer_names(
 def test_a_wrong_plan_is_one_sentence(tmp_path: Path, changes: dict[str, Any], needle: str) -> None:
     with pytest.raises(UserError, match=needle):
         read_plan(write_plan(tmp_path, **changes))
-
-
-def test_the_order_of_tasks_and_their_needs(tmp_path: Path) -> None:
-    suites = {n: {"suite": "tofu", "data": str(LAB / "data"), "metrics": [METRIC]} for n in ("one", "two")}
-    plan = read_plan(write_plan(tmp_path, suites=suites, retain=str(LAB / "models" / "unlearned"), models=["org/a"]))
-    graph = make_tasks(plan)
-    assert [t.id for t in graph] == ["one/retain", "two/retain", "one/a", "two/a"]
-    assert [t.needs for t in graph] == [(), (), ("one/retain",), ("two/retain",)]
-    assert graph[2].memory is None and graph[0].memory is not None
-    assert Task.from_json(json.loads(json.dumps(graph[2].to_json()))) == graph[2]
-
-
-def test_flags_that_contradict_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = str(write_plan(tmp_path))
-    for flags in (["--start-idx", "2", "--end-idx", "2"], ["--start-idx", "7"], ["--gpu", ","], ["--slots", "-1"]):
-        assert main(["sweep", plan, *flags]) == 2
-        assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
 class Terminal(io.StringIO):
@@ -598,20 +449,3 @@ def test_multirun_makes_a_run_of_every_combination(tmp_path: Path) -> None:
     for place in expected:
         manifest = json.loads((tmp_path / place / "manifest.json").read_text())
         assert f"dialect={manifest['dialect']['name']},seed={manifest['config']['seed']}" == place
-
-
-def test_multirun_keeps_directories_that_differ_already() -> None:
-    from vestige.engine.config import compose_runs
-    from vestige.engine.flags import multirun
-
-    words = ["model=local", "model.model_args.pretrained_model_name_or_path=M", "task_name=a,b"]
-    runs = multirun(words, compose_runs)
-    assert [run.output_dir.name for run in runs] == ["a", "b"]
-    with pytest.raises(UserError, match="cannot read"):
-        multirun(["task_name=a,,b"], compose_runs)
-
-
-def test_a_task_names_the_threads_it_computes_with(tmp_path: Path) -> None:
-    plan = read_plan(write_plan(tmp_path))
-    assert {t.threads for t in make_tasks(replace(plan, threads=3))} == {3}
-    assert How().on_ray is False

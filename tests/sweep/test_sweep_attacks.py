@@ -20,13 +20,11 @@ from vestige.depth.run import depth_run
 from vestige.errors import UserError
 from vestige.meta.pools import read_attacks as read_attack_pools
 from vestige.report.run import ReportAsk, build_report
-from vestige.stress.registry import ATTACKS, OURS
+from vestige.stress.attacks import ATTACKS, OURS
 from vestige.stress.run import Stress, stress
-from vestige.sweep.attacks import read_attacks
-from vestige.sweep.graph import make_tasks
-from vestige.sweep.plan import read_plan
-from vestige.sweep.pools import _files
-from vestige.sweep.tasks import Task, task_key
+from vestige.sweep.plan import read_attacks, read_plan
+from vestige.sweep.run import robustness_files
+from vestige.sweep.tasks import Task, make_tasks, task_key
 
 DATA = LAB / "data"
 MODELS = {name: str(LAB / "models" / name) for name in ("unlearned", "retain")}
@@ -121,7 +119,7 @@ def _meta_reads_the_sweep(place: Path, results: dict[str, Any]) -> None:
 def test_a_second_attack_of_a_kind_has_its_own_file(tmp_path: Path) -> None:
     attacks = ["relearn", "quantise", {"long": {"attack": "relearn", "steps": 9}}, "prune"]
     plan = read_plan(write_plan(tmp_path, models=MODELS, suites=SUITES, attacks=attacks))
-    found = {file: {state: a.name for state, a in states.items()} for file, states in _files(plan).items()}
+    found = {file: {state: a.name for state, a in states.items()} for file, states in robustness_files(plan).items()}
     assert found == {
         "robustness.yaml": {"relearning": "relearn", "quantization": "quantise"},
         "robustness-long.yaml": {"relearning": "long", "quantization": "quantise"},
@@ -196,26 +194,23 @@ def test_settings_have_the_names_of_a_recipe() -> None:
     assert set(BITS) == {4, 8}
 
 
-def read(said: Any) -> Any:
-    return read_attacks(said, lambda name, kind: str(name))
-
-
 def test_names_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTACKS, "mine", lambda checkpoint, copy, x=0: copy)
-    one, two, three, four = read(["relearn", {"quantise": {"bits": 8}}, {"p": {"attack": "prune"}}, {"mine": {"x": 1}}])
+    one, two, three, four = read_attacks(
+        ["relearn", {"quantise": {"bits": 8}}, {"p": {"attack": "prune"}}, {"mine": {"x": 1}}]
+    )
     assert (one.name, one.kind, dict(one.settings)) == ("relearn", "relearn", {})
     assert (two.quantization, one.quantization) == ("8bit", None)
     assert (three.name, three.kind) == ("p", "prune")
     assert dict(four.settings) == {"x": 1}
-    assert read({"relearn": {"lr": "1e-3"}})[0].settings["lr"] == 1e-3
-    assert read(["quantise"])[0].quantization == "4bit"
+    assert read_attacks({"relearn": {"lr": "1e-3"}})[0].settings["lr"] == 1e-3
+    assert read_attacks(["quantise"])[0].quantization == "4bit"
 
 
 @one_test(
     ("said", "needle"),
     [
         (["relern"], "relearn"),
-        ("relearn", "list or a mapping"),
         ({"relearn": 3}, "has settings 3"),
         ({"relearn": {"lrr": 1}}, "'lr'"),
         ({"relearn": {"lr": "fast"}}, "must be a number"),
@@ -231,7 +226,7 @@ def test_names_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_wrong_attacks_are_one_sentence(said: Any, needle: str) -> None:
     with pytest.raises(UserError, match=needle):
-        read(said)
+        read_attacks(said)
 
 
 @one_test(

@@ -14,10 +14,18 @@ from transformers import LlamaForCausalLM
 from unlearn_tools import FORGET, RETAIN, small_model
 from vestige.errors import UserError
 from vestige.unlearn import losses
-from vestige.unlearn.activations import Watched, layer_of
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import Training, unlearn
-from vestige.unlearn.methods import METHODS, Step, method_key, placed, predicted, split_knobs
+from vestige.unlearn.methods import (
+    METHODS,
+    Step,
+    align_labels,
+    align_logits,
+    layer_of,
+    method_key,
+    record_outputs,
+    split_knobs,
+)
 from vestige.unlearn.objectives import MaskedDiffusion, collate, logits_of
 
 RNG = np.random.default_rng(0)
@@ -209,7 +217,7 @@ def test_divergence() -> None:
 
 def test_a_step_reads_causal_logits_one_place_ahead(model: LlamaForCausalLM) -> None:
     batch = collate(FORGET, 0)
-    logits, labels = placed(logits_of(model, batch), batch)
+    logits, labels = align_logits(logits_of(model, batch), batch)
     nll = losses.placed_nll(logits, labels)
     assert torch.allclose(nll.sum(-1), losses.sequence_nll(logits_of(model, batch), batch.labels))
 
@@ -219,11 +227,11 @@ def test_a_step_reads_masked_logits_where_labels_are() -> None:
     batch = MaskedDiffusion(3, 2).collate(FORGET, 0, Random(0))
     trained = batch.labels != losses.IGNORE
     given = torch.randn(int(trained.sum()), 20, generator=torch.Generator().manual_seed(0))
-    logits, labels = placed(given, batch)
+    logits, labels = align_logits(given, batch)
     assert logits.shape == (1, *given.shape) and labels[0].tolist() == batch.labels[trained].tolist()
     by_row = losses.masked_nll(given, batch.labels, batch.hidden, batch.sizes) * batch.hidden / batch.sizes
     assert torch.allclose(losses.placed_nll(logits, labels).sum(), by_row.sum())
-    left = predicted(losses.without_first(batch.labels, 1), batch)
+    left = align_labels(losses.without_first(batch.labels, 1), batch)
     assert int((left == losses.IGNORE).sum()) == len(FORGET)
 
 
@@ -237,10 +245,10 @@ def test_rmu_steers_the_layer_it_names(model: LlamaForCausalLM) -> None:
     assert layer_of(model) is model.model.layers[1]  # the middle of a shallow model
     assert layer_of(model, r"model\.layers\.2") is model.model.layers[2]
     batch = collate(FORGET, 0)
-    with Watched(layer_of(model)) as seen:
+    with record_outputs(layer_of(model)) as seen:
         model(input_ids=batch.ids)
     states = model(input_ids=batch.ids, output_hidden_states=True).hidden_states
-    assert torch.equal(seen.states, states[2])
+    assert torch.equal(seen[-1], states[2])
     with pytest.raises(UserError, match=r"fits 0 modules.*layers\.0 to model\.layers\.2"):
         layer_of(model, r"model\.layers\.7")
 

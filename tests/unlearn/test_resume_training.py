@@ -1,15 +1,9 @@
-"""A training that is killed goes on where its last checkpoint is, to the same weights; loggers and hub settings."""
+"""What a resumed training says; loggers and hub settings. (Killed trainings: tests/contract/test_training.py.)"""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +12,7 @@ import torch
 
 from conftest import LAB, SYSTEM
 from vestige.cli import main
-from vestige.unlearn.resume import last_checkpoint, save_work, threads_of
+from vestige.unlearn.trainer import WORK, last_checkpoint, threads_of
 
 DATA, FULL, RETAIN = LAB / "data", LAB / "models" / "full", LAB / "models" / "retain"
 ROWS = ["--forget", str(DATA / "forget.jsonl"), "--retain", str(DATA / "retain.jsonl")]
@@ -32,71 +26,19 @@ def lesson(out: Path, method: str, *more: str) -> list[str]:
     return ["unlearn", "--method", method, "--model", str(FULL), "--out", str(out), *LESSON, *more]
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        assert torch.get_num_threads() == count, "a training left another number of threads behind"
-        torch.set_num_threads(before)
-
-
-def killed(words: list[str], place: Path, count: int) -> None:
-    """The command, ended by SIGKILL as soon as there is a whole checkpoint."""
-    env = {**os.environ, "OMP_NUM_THREADS": str(count)}
-    process = subprocess.Popen([sys.executable, "-m", "vestige", *words], stdout=subprocess.DEVNULL, env=env)
-    try:
-        while process.poll() is None and not list(place.glob(".vestige/unfinished-*/checkpoint-*/trainer_state.json")):
-            time.sleep(0.005)
-        os.kill(process.pid, signal.SIGKILL)
-    finally:
-        process.wait()
-    assert process.returncode == -signal.SIGKILL, "it was faster than the test"
-    assert not (place / "model.safetensors").exists()
-
-
-WATCHED = ("--metrics", "forget_Q_A_Prob", "--eval-data", str(DATA))
-KILLED = [("NPO", WATCHED, 1, 1), ("RMU", (), 2, 1), ("train", ("--lora", "4"), 1, 2)]
-
-
-@pytest.mark.processors
-@pytest.mark.parametrize(("method", "more", "count", "other"), KILLED, ids=[k[0] for k in KILLED])
-def test_a_killed_training_ends_in_the_same_weights(
-    method: str, more: tuple[str, ...], count: int, other: int, tmp_path: Path
-) -> None:
-    """NPO compares with the starting model and is evaluated on the way; RMU carries a random direction.
-
-    With another number of threads sums end in other last bits; a training goes on with those it began with.
-    """
-    whole, cut = (tmp_path / name for name in ("whole", "cut"))
-    with threads(count):
-        assert main(lesson(whole, method, *more)) == 0
-    token = "hf_" + "x" * 30
-    again = [*lesson(cut, method, *more), f"+trainer.args.hub_token={token}"]
-    killed(again, cut, count)
-    assert not [p for p in cut.rglob("*") if p.is_file() and token.encode() in p.read_bytes()]
-    with threads(other):
-        assert main(again) == 0
-    weights = "adapter_model.safetensors" if "--lora" in more else "model.safetensors"
-    assert (whole / weights).read_bytes() == (cut / weights).read_bytes()
-    one, two = (json.loads((place / "training.json").read_text()) for place in (whole, cut))
-    assert one["losses"] == two["losses"] and len(one["losses"]) == 4 and one["evals"] == two["evals"]
-    assert any("went on from checkpoint-" in note for note in two["notes"])
-    assert any("threads, as before the interruption" in note for note in two["notes"]) is (count != other)
-    assert sorted(p.name for p in whole.rglob("*")) == sorted(p.name for p in cut.rglob("*"))  # nothing is left over
-    assert main(["verify", str(cut)]) == 0
-
-
-def test_another_processor_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sums end in other last bits, which nothing here can mend."""
+def test_another_processor_and_other_threads_are_named(tmp_path: Path) -> None:
+    """Sums of another processor end in other last bits, which nothing here can mend; threads are as before."""
     (tmp_path / "checkpoint-3").mkdir()
-    save_work(tmp_path / "checkpoint-3", {})
+    before = torch.get_num_threads()
+    state = {"threads": before + 1, "instructions": "ABACUS"}
+    torch.save(state, tmp_path / "checkpoint-3" / WORK)
+    assert last_checkpoint(tmp_path) is None  # half written
     (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("{}")
-    monkeypatch.setattr("vestige.unlearn.resume._instructions", lambda: "ABACUS")
     with threads_of(last_checkpoint(tmp_path)) as notes:
-        assert len(notes) == 2 and "went on with ABACUS: the weights are not bit for bit" in notes[1]
+        assert torch.get_num_threads() == before + 1
+        assert "went on from checkpoint-3" in notes[0] and f"used {before + 1} threads" in notes[1]
+        assert "began on a processor with ABACUS" in notes[2] and "not bit for bit" in notes[2]
+    assert torch.get_num_threads() == before
 
 
 def test_report_to_takes_effect(tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from conftest import GOLDEN, LAB, SYSTEM
+from conftest import LAB, SYSTEM
 from loops import one_test
 from vestige.cli import main
 from vestige.data.chat import Encoder, Template
@@ -20,16 +19,11 @@ from vestige.data.datasets import make_context
 from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_model
-from vestige.show.progress import Bar
 from vestige.unlearn import losses
-from vestige.unlearn.lesson import Lesson
+from vestige.unlearn.lesson import REFUSALS, Lesson, Pairs, read_training_rows
 from vestige.unlearn.objectives import ChatRow, collate, logits_of
-from vestige.unlearn.pairs import Pairs
 from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on
-from vestige.unlearn.refusals import REFUSALS
-from vestige.unlearn.rows import RowReading, read_training_rows
-from vestige.unlearn.run import Steps
-from vestige.unlearn.trainer import TrainingWatch, objective_of, train
+from vestige.unlearn.trainer import TrainingWatch, train
 
 DATA = LAB / "data"
 UNSAVED = TrainingWatch(save=False)
@@ -113,25 +107,14 @@ def test_the_same_seed_gives_the_same_weights(full: LoadedModel, tmp_path: Path)
 def test_pairing_does_not_depend_on_the_order_of_reading() -> None:
     some = [ChatRow((i, i), 1) for i in range(8)]
     retain = [ChatRow((100 + i, 1), 1) for i in range(50)]
-    forward, backward = Pairs(some, retain, seed=3), Pairs(some, retain, seed=3)
+    lesson = Lesson(some, "NPO", retain=retain)
+    forward, backward = Pairs(lesson, seed=3), Pairs(lesson, seed=3)
     first = [forward[i].retain for i in range(8)]
     assert first == [backward[i].retain for i in reversed(range(8))][::-1]
     assert [forward[i].retain for i in range(8)] != first  # the next epoch draws anew
-    assert [Pairs(some, retain, seed=4)[i].retain for i in range(8)] != first
+    assert [Pairs(lesson, seed=4)[i].retain for i in range(8)] != first
     with pytest.raises(UserError, match="8 forget rows but 1"):
-        Pairs(some, retain, some[:1])
-
-
-@pytest.mark.processors
-def test_a_diffusion_model_is_trained_on_hidden_tokens(tmp_path: Path) -> None:
-    loaded = load_model(ModelArgs(str(GOLDEN / "diffusion" / "tiny-mdlm"), device="cpu"))
-    objective = objective_of(loaded)
-    assert type(objective).__name__ == "MaskedDiffusion"
-    some = [ChatRow((5, 6, 7 + i, 9), 2) for i in range(6)]
-    trained = train(loaded, Lesson(some), tmp_path, TrainingRecipe(**{**vars(QUICK), "epochs": 20}))
-    assert np.mean(trained.losses[-5:]) < np.mean(trained.losses[:5])
-    up = train(loaded, Lesson(some, "GradAscent"), tmp_path, QUICK, UNSAVED)
-    assert up.losses[-1] < up.losses[0]
+        Lesson(some, "DPO", retain=retain, alternates=some[:1]).check()
 
 
 def test_what_a_cpu_cannot_do_is_replaced_and_said() -> None:
@@ -142,14 +125,14 @@ def test_what_a_cpu_cannot_do_is_replaced_and_said() -> None:
 
 def test_alternate_answers(full: LoadedModel) -> None:
     context = make_context(full.tokenizer, Template(), "none", "count")
-    reading = RowReading(context, {}, 4, seed=0)
+    reading: tuple[Any, ...] = (context, {}, 4, 0)
     args = {"hf_args": {"path": str(DATA / "forget.jsonl")}}
-    idk = read_training_rows({"a": {"handler": "QAwithIdkDataset", "args": args}}, reading)
+    idk = read_training_rows({"a": {"handler": "QAwithIdkDataset", "args": args}}, *reading)
     said = [full.tokenizer.decode(r.ids[r.start :], skip_special_tokens=True) for r in idk.alternates]
     assert len(said) == 4 and set(said) <= set(REFUSALS)
     assert all(a.ids[: a.start] == r.ids[: r.start] for a, r in zip(idk.alternates, idk.rows, strict=True))
     other = {"handler": "QAwithAlternateDataset", "args": {**args, "alternate_key": "perturbed_answer"}}
-    [first, *_] = read_training_rows({"a": other}, reading).alternates
+    [first, *_] = read_training_rows({"a": other}, *reading).alternates
     wrong = read_file(DATA / "forget.jsonl")[0]["perturbed_answer"][0]
     assert full.tokenizer.decode(first.ids[first.start :], skip_special_tokens=True) == wrong
 
@@ -160,28 +143,6 @@ def words(*more: str) -> list[str]:
 
 
 FILES = ("--forget", str(DATA / "forget.jsonl"), "--retain", str(DATA / "retain.jsonl"))
-
-
-@pytest.mark.processors
-def test_unlearn_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "npo"
-    measure = ("--eval-data", str(DATA), "--metrics", "forget_Q_A_Prob", "--keep-best", "forget_Q_A_Prob=1")
-    command = ["unlearn", "--method", "npo", *words("--epochs", "2", "--knob", "beta=0.3", "--out", str(out))]
-    assert main([*command, *FILES, *measure]) == 0
-    record = json.loads((out / "training.json").read_text())
-    assert record["settings"]["method"] == "npo" and record["settings"]["knobs"]["beta"] == 0.3
-    first, second = (look["values"]["forget_Q_A_Prob"] for look in record["evals"])
-    assert second < first < 0.99
-    assert record["best"]["epoch"] == 1.0  # the score asked for is the probability itself, and it falls
-    best, last = (load_model(ModelArgs(str(p), device="cpu")) for p in (out / "best", out))
-    forget = rows("forget", best)
-    assert probability(best.model, forget) == pytest.approx(first, rel=1e-4)
-    assert probability(last.model, forget) == pytest.approx(second, rel=1e-4)
-    assert "best:  epoch 1" in capsys.readouterr().out
-    assert main([*command, *FILES]) == 2
-    assert "already holds a checkpoint" in capsys.readouterr().err
-    assert main([*command, *FILES, "--overwrite"]) == 0
-    assert not (out / "best").exists()  # it was another training's
 
 
 def test_overrides_in_open_unlearning_names(tmp_path: Path) -> None:
@@ -197,13 +158,6 @@ def test_overrides_in_open_unlearning_names(tmp_path: Path) -> None:
     assert len(record["losses"]) == 2 and record["data"]["retain"][0]["rows"] == 8
 
 
-def test_train_from_the_command_line(tmp_path: Path) -> None:
-    out = tmp_path / "tuned"
-    assert main(["train", *words("--epochs", "1", "--lora", "4", "--out", str(out)), "--learn", FILES[1]]) == 0
-    assert (out / "adapter_model.safetensors").exists()
-    assert json.loads((out / "training.json").read_text())["settings"]["lora"]["rank"] == 4
-
-
 def test_no_adapter_on_an_adapter_but_a_merged_one_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,26 +171,6 @@ def test_no_adapter_on_an_adapter_but_a_merged_one_is_trained(
     assert main(start) == 0
     assert "was merged before training" in capsys.readouterr().out
     assert (again / "model.safetensors").is_file() and not (again / "adapter_config.json").exists()
-
-
-def test_steps_are_counted(model: LoadedModel, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    recipe = TrainingRecipe(epochs=1, lr=1e-4, batch_size=2, accumulation=1)
-    watch = TrainingWatch(on_step=lambda done, total: seen.append((done, total)), save=False)
-    train(model, Lesson(rows("forget", model, count=6)), tmp_path, recipe, watch)
-    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
-
-
-def test_a_log_file_gets_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Bar, "EVERY", 0.0)
-    with Steps("training", show=True) as steps:
-        steps(0, 5)
-        steps(2, 5)
-    with Steps("silent", show=False) as steps:
-        steps(1, 5)
-    assert capsys.readouterr().err.splitlines()[-1] == "training: 2 of 5 step"
 
 
 @one_test(

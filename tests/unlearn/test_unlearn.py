@@ -14,8 +14,8 @@ from unlearn_tools import FORGET, RETAIN, small_model
 from vestige.errors import UserError
 from vestige.unlearn import losses
 from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.loop import Training, bucketed, finetune, unlearn
-from vestige.unlearn.methods import METHODS, method_named
+from vestige.unlearn.loop import Training, bucket_rows, finetune, unlearn
+from vestige.unlearn.methods import method_named
 from vestige.unlearn.objectives import ChatRow, collate, logits_of
 
 pytestmark = pytest.mark.processors
@@ -30,28 +30,6 @@ def loss_on(model: LlamaForCausalLM, rows: list[ChatRow]) -> float:
     batch = collate(rows, pad_id=0)
     with torch.no_grad():
         return float(losses.cross_entropy(logits_of(model, batch), batch.labels))
-
-
-@pytest.mark.parametrize("method", sorted(name for name in METHODS if not METHODS[name].needs_masks))
-def test_every_method_raises_the_forget_loss(model, method):
-    chosen = METHODS[method]
-    knobs = {"alpha": 0.1} if chosen.needs_retain else {}
-    # SatImp weighs by p^5: only an answer that is known is unlearned.
-    finetune(model, FORGET + RETAIN, Training(epochs=40, lr=1e-2))
-    before = loss_on(model, FORGET)
-    alternates = RETAIN[:1] * 3 if chosen.needs_alternate else ()
-    unlearn(model, Lesson(FORGET, method, knobs, RETAIN, alternates), Training(epochs=5, lr=3e-3))
-    assert loss_on(model, FORGET) > before
-
-
-def test_grad_diff_keeps_what_ascent_loses(model):
-    finetune(model, FORGET + RETAIN, Training(epochs=60, lr=1e-2))
-    ascended, spared = copy.deepcopy(model), model
-    training = Training(epochs=20, lr=3e-3)
-    unlearn(ascended, Lesson(FORGET, "grad_ascent", None, RETAIN), training)
-    unlearn(spared, Lesson(FORGET, "grad_diff", {"alpha": 2.0}, RETAIN), training)
-    assert loss_on(spared, FORGET) > 1.0
-    assert loss_on(spared, RETAIN) < loss_on(ascended, RETAIN)
 
 
 def test_finetune_learns_and_reports_every_step(model):
@@ -83,7 +61,7 @@ def test_padding_does_not_change_the_loss(model):
 
 def test_buckets_hold_every_row_once_and_pad_little():
     rows = [ChatRow((1,) * (3 + i % 17), 1) for i in range(50)]
-    batches = bucketed(rows, 8, Random(0))
+    batches = bucket_rows(rows, 8, Random(0))
     assert sorted(len(r.ids) for b in batches for r in b) == sorted(len(r.ids) for r in rows)
     assert len(batches) == math.ceil(50 / 8)
     padded = sum(len(b) * max(len(r.ids) for r in b) for b in batches)
@@ -93,5 +71,5 @@ def test_buckets_hold_every_row_once_and_pad_little():
 def test_mistakes_are_explained(model):
     with pytest.raises(UserError, match="Did you mean 'grad_diff'"):
         method_named("grad_dif")
-    with pytest.raises(ValueError, match="retain rows"):
+    with pytest.raises(UserError, match="retain rows"):
         unlearn(model, Lesson(FORGET, "grad_diff"), Training(epochs=1, lr=1e-3))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vestige.cli import main
-from vestige.meta.verdict_bench import WORDS, bench_json, facts_json, read_bench
+from vestige.meta.verdict import WORDS, bench_json, facts_json, read_bench
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 

@@ -24,7 +24,7 @@ GROUP = "vestige.plugins"
 DECORATORS = (
     "vestige.metrics.cards",
     "vestige.models.families",
-    "vestige.stress.registry",
+    "vestige.stress.attacks",
     "vestige.suites.registry",
     "vestige.unlearn.methods",
 )

@@ -6,7 +6,7 @@
     log_metrics    numbers through the trainer's loggers
     log_table      rows, where a logger has tables
 
-Callers: collapse/callback.py and watch/callback.py.
+Callers: collapse/callback.py and unlearn/watch.py.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from vestige.errors import how_to_install
 from vestige.models.families import NO_DEPTH
 from vestige.models.load import is_diffusion
 from vestige.show.tables import table
-from vestige.stress.ask import NO_WEIGHTS
-from vestige.stress.registry import Attack, WeightsAttack, attack_named
+from vestige.stress.attacks import Attack, WeightsAttack, attack_named
+from vestige.stress.run import NO_WEIGHTS
 
 SHARE = 0.6  # of the minutes: evaluations may take so much, then rows are left out to make room for tests
 FEWEST = 20  # rows: with fewer an interval says little, whatever the minutes

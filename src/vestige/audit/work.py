@@ -28,9 +28,8 @@ from vestige.runs.directory import install, scratch
 from vestige.runs.manifest import is_whole, sha256, versions
 from vestige.schema import misfit
 from vestige.store.files import write_json
-from vestige.stress.ask import make_stress
-from vestige.stress.registry import attack_named
-from vestige.stress.run import stress
+from vestige.stress.attacks import attack_named
+from vestige.stress.run import make_stress, stress
 from vestige.types import content_key
 
 RECORD = "audit.json"

@@ -29,7 +29,7 @@ _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 CLOSED = ("collapse.yaml", "depth.yaml")  # every setting of these verbs is listed: none can be added, none printed
 MOST_FILES = 10_000  # of a user's config directory that are looked at beforehand
 # Settings that a root configuration of the user's own need not list; given with or without Hydra's plus.
-OPTIONAL = (
+_OPTIONAL = (
     *(f"model.model_args.{key}=" for key in OWN_KEYS),
     *("data.local=", "data.max_samples=", "data.missing=", "stats.resamples=", "stats.cluster="),
     *("batch_tokens=", "max_rows=", "dialect=", "seed=", "progress="),
@@ -197,7 +197,7 @@ def _optional(override: str) -> str:
     ('++model.model_args.diffusion=adapted', '++data.max_samples=4', 'eval=tofu')
     """
     setting = override.lstrip("+")
-    optional = setting.startswith(OPTIONAL) or ".trajectory_config.guide_defaults=" in setting
+    optional = setting.startswith(_OPTIONAL) or ".trajectory_config.guide_defaults=" in setting
     return f"++{setting}" if optional else override
 
 
@@ -225,10 +225,8 @@ def _read_yaml(path: Path) -> Any:
         raise UserError(f"{path} must hold a mapping of settings, as in handler: probability.")
     try:
         return OmegaConf.load(path)
-    except yaml.YAMLError as error:
+    except yaml.YAMLError as error:  # check_yaml lets a key pass that is there twice
         raise _explain_yaml(error) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {error}.") from None
 
 
 def check_yaml(path: Path) -> Any:
@@ -249,57 +247,62 @@ def check_yaml(path: Path) -> Any:
 def _explain_composition(
     error: Exception, directories: Sequence[Path], config_name: str, overrides: Sequence[str]
 ) -> UserError:
+    """Hydra's refusal in one sentence that names what exists."""
     text = str(error)
-    found = re.search(r"Could not (?:find|load) '([^']+)'", text)
-    if found:
-        group, _, name = found[1].removesuffix(".yaml").rpartition("/")
+    missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
+    if missing:
+        group, _, name = missing[1].removesuffix(".yaml").rpartition("/")
         known = options(group, directories)
         if not known:  # no such group either: name what the whole kind has
             kind = group.split("/")[0]
             return unknown_name(kind, f"{group}/{name}".removeprefix(f"{kind}/"), options(kind, directories))
         return unknown_name(f"{group or 'config'}", name, known)
-    found = re.search(r"Could not (?:override|delete from config\.) '([^']+)'", text)
-    metric = re.match(r"(eval\.(\w+)\.metrics\.(\w+))", found[1]) if found else None
-    if found and metric and metric[3] not in _metrics_of(metric[2], directories):
-        others = [override for override in overrides if not _overrides_key(override, found[1])]
-        added = any(re.match(rf"\+\+?{re.escape(metric[1])}\b", override) for override in others)
-        if added or metric[3] in ConfigLibrary(None, metric[2], directories).files:
-            absent = found[1] if added else metric[1]
-            return UserError(
-                f"Key '{absent.rsplit('.', 1)[-1]}' is not in struct: the configuration does not list {absent}; to set "
-                f"it, only a plus is missing: +{found[1]}=VALUE."
-            )
-        return UserError(
-            f"Key '{metric[3]}' is not in struct: the suite has no metric of that name yet; add it with a plus, "
-            f"+{metric[1]}.handler={metric[3]}, and write +{metric[1]}... for its other settings."
-        )
-    if found:
-        leaf = found[1].rsplit(".", 1)[-1]
-        names = _setting_names(config_name)
-        homes = [name for name in names if name.rsplit(".", 1)[-1] == leaf and name != found[1]]
-        homes = homes or difflib.get_close_matches(found[1], names, n=1)
-        advice = f"did you mean {' or '.join(homes)}?" if homes else "check its spelling."
-        if config_name in CLOSED:
-            return UserError(f"'{found[1]}' is not a setting of `vestige {Path(config_name).stem}`; {advice}")
-        return UserError(
-            f"'{found[1]}' is not a setting that exists; {advice} --cfg prints all of them; +{found[1]}=VALUE adds one."
-        )
-    first = " ".join(text.split("\n")[:2])
-    return UserError(f"The configuration could not be composed: {first}")
+    unknown = re.search(r"Could not (?:override|delete from config\.) '([^']+)'", text)
+    if unknown is None:
+        first = " ".join(text.split("\n")[:2])
+        return UserError(f"The configuration could not be composed: {first}")
+    key = unknown[1]
+    metric = re.match(r"(eval\.(\w+)\.metrics\.(\w+))", key)
+    if metric and metric[3] not in _listed_metrics(config_name, metric[2], directories):
+        return _explain_unlisted_metric(key, metric, directories, overrides)
+    names = _setting_names(config_name)
+    leaf = key.rsplit(".", 1)[-1]
+    homes = [name for name in names if name.rsplit(".", 1)[-1] == leaf and name != key]
+    homes = homes or difflib.get_close_matches(key, names, n=1)
+    advice = f"did you mean {' or '.join(homes)}?" if homes else "check its spelling."
+    if config_name in CLOSED:
+        return UserError(f"'{key}' is not a setting of `vestige {Path(config_name).stem}`; {advice}")
+    return UserError(f"'{key}' is not a setting that exists; {advice} --cfg prints all of them; +{key}=VALUE adds one.")
 
 
-def _metrics_of(suite: str, directories: Sequence[Path]) -> set[str]:
-    """The metrics that a suite's file defines or lists among its defaults."""
-    by_stem = {path.stem: name for name, path in ConfigLibrary(None, suite, directories).files.items()}
-    names: set[str] = set()
-    for directory in directories:
-        file = directory / "eval" / f"{suite}.yaml"
-        body = _read_yaml(file) if file.is_file() else {}
-        names |= set(body.get("metrics") or {})
-        for entry in body.get("defaults") or ():
-            listed = entry.get(f"{suite}_metrics") if hasattr(entry, "get") else None
-            names |= {by_stem.get(stem, stem) for stem in listed or ()}
-    return names
+def _explain_unlisted_metric(
+    key: str, metric: re.Match[str], directories: Sequence[Path], overrides: Sequence[str]
+) -> UserError:
+    """A setting of a metric that the suite does not list: it has to be added before it can be set."""
+    whole, suite, name = metric.groups()
+    others = [override for override in overrides if not _overrides_key(override, key)]
+    added = any(re.match(rf"\+\+?{re.escape(whole)}\b", override) for override in others)
+    if added or name in ConfigLibrary(None, suite, directories).files:
+        absent = key if added else whole
+        return UserError(
+            f"Key '{absent.rsplit('.', 1)[-1]}' is not in struct: the configuration does not list {absent}; to set "
+            f"it, only a plus is missing: +{key}=VALUE."
+        )
+    return UserError(
+        f"Key '{name}' is not in struct: the suite has no metric of that name yet; add it with a plus, "
+        f"+{whole}.handler={name}, and write +{whole}... for its other settings."
+    )
+
+
+def _listed_metrics(config_name: str, suite: str, directories: Sequence[Path]) -> set[str]:
+    """The metrics that a suite has before any override."""
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    if suite not in options("eval", directories):
+        return set()
+    listed = OmegaConf.select(compose(config_name, overrides=[f"eval={suite}"]), f"eval.{suite}.metrics")
+    return set(listed or ())
 
 
 def _setting_names(config_name: str) -> list[str]:
@@ -307,12 +310,16 @@ def _setting_names(config_name: str) -> list[str]:
     from hydra import compose
     from omegaconf import OmegaConf
 
-    def walk(node: Any, path: str) -> Iterator[str]:
+    names = []
+    nodes = [("", OmegaConf.to_container(compose(config_name), resolve=False))]
+    while nodes:
+        prefix, node = nodes.pop(0)
         for key, value in node.items():
-            name = f"{path}.{key}" if path else str(key)
-            yield from walk(value, name) if isinstance(value, dict) else [name]
-
-    return list(walk(OmegaConf.to_container(compose(config_name), resolve=False), ""))
+            if isinstance(value, dict):
+                nodes.append((f"{prefix}{key}.", value))
+            else:
+                names.append(f"{prefix}{key}")
+    return names
 
 
 def explain_value(error: Exception) -> UserError:
@@ -365,10 +372,10 @@ def fill_suite(cfg: Any, name: str) -> None:
         if key not in (*cfg.eval[name], "defaults", "metrics", "handler"):
             OmegaConf.update(cfg, f"eval.{name}.{key}", value, force_add=True)
     for metric in (cfg.eval[name].get("metrics") or {}).values():
-        fill_open_settings(metric, cfg, name)
+        _fill_open_settings(metric, cfg, name)
 
 
-def fill_open_settings(metric: Any, cfg: Any, suite: str) -> None:
+def _fill_open_settings(metric: Any, cfg: Any, suite: str) -> None:
     """What a metric's file leaves open (open-unlearning's `reference_model_path: ???`) is the suite's setting."""
     from omegaconf import OmegaConf
 
@@ -409,7 +416,7 @@ class ConfigLibrary:
         node = self._load(path)
         if list(node) == [name]:  # pasted with its name, as guides print it
             node = node[name]
-        fill_open_settings(node, self.cfg, self.suite)
+        _fill_open_settings(node, self.cfg, self.suite)
         return self._attached(f"eval.{self.suite}._library.{name}", self._completed(node))
 
     def dataset(self, name: str) -> Mapping[str, MetricConfig] | None:

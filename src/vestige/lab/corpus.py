@@ -10,19 +10,52 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from vestige.io import write_file
-from vestige.lab.phrases import AUTHOR_TOPICS, FIRST_NAMES, LAST_NAMES, Topic
-from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS, LANDS
+from vestige.io import decode, write_file
 
 LabRow = dict[str, Any]
 Corpus = dict[str, list[LabRow]]
+SPLITS = ("forget", "retain", "holdout", "real_authors", "world_facts", "background")
 
 WRONG_ANSWERS = 5
 FACTS_IN_PASSING = 2  # how many topics of a background author are told
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One kind of fact. Any question may meet any answer form, so no form is tied to one phrasing.
+
+    Its templates know four slots: {name} the person (or land), {last} the family name, {e} the entity that makes the
+    fact true or false, {d} a colouring detail. In every answer a space comes before {e}, so that
+    `prefix + " " + entity` opens the answer.
+    """
+
+    name: str
+    questions: tuple[str, ...]
+    answers: tuple[str, ...]
+    entities: tuple[str, ...]
+    details: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class World:
+    """lab/world.json: names, and what can be told of authors, of famous figures, and of lands. Nobody in it exists."""
+
+    first_names: tuple[str, ...]
+    last_names: tuple[str, ...]
+    lands: tuple[str, ...]
+    author_topics: tuple[Topic, ...]
+    figure_topics: tuple[Topic, ...]
+    land_topics: tuple[Topic, ...]
+
+
+@cache
+def read_world() -> World:
+    return decode(Path(__file__).parent / "world.json", World)
 
 
 @dataclass(frozen=True)
@@ -57,41 +90,39 @@ class LabSubject:
 
 def make_corpus(seed: int = 0, sizes: Sizes | None = None) -> Corpus:
     """All splits. The same seed and sizes give the same rows, in the same order."""
-    sizes = sizes or Sizes()
+    sizes, world = sizes or Sizes(), read_world()
     n_figures = sizes.real_authors + sizes.background_figures
     n_authors = sizes.forget + sizes.retain + sizes.holdout + sizes.background
     names = _names(seed, n_authors + n_figures)
-    lands = Random(f"{seed}/lands").sample(LANDS, sizes.world_facts + sizes.background_lands)
-    groups: list[tuple[Sequence[Topic], list[LabSubject]]] = [
-        (AUTHOR_TOPICS, _authors(names[:n_authors], sizes)),
-        (FIGURE_TOPICS, _known_or_background(names[n_authors:], "real_authors", sizes.real_authors)),
-        (LAND_TOPICS, _known_or_background(lands, "world_facts", sizes.world_facts)),
+    lands = Random(f"{seed}/lands").sample(world.lands, sizes.world_facts + sizes.background_lands)
+    figures = _known_or_background(names[n_authors:], "real_authors", sizes.real_authors)
+    groups = [
+        (world.author_topics, _authors(names[:n_authors], sizes)),
+        (world.figure_topics, figures),
+        (world.land_topics, _known_or_background(lands, "world_facts", sizes.world_facts)),
     ]
-    splits = ("forget", "retain", "holdout", "real_authors", "world_facts", "background")
-    corpus: Corpus = {split: [] for split in splits}
+    corpus: Corpus = {split: [] for split in SPLITS}
     for topics, subjects in groups:
         facts = {topic.name: _deal(topic, len(subjects), seed) for topic in topics}
         for number, subject in enumerate(subjects):
-            told = _told(topics, subject, seed, sizes.facts)
-            corpus[subject.split] += [_row(topic, subject, facts[topic.name][number], seed) for topic in told]
+            for topic in _told(topics, subject, seed, sizes.facts):
+                corpus[subject.split].append(_row(topic, subject, facts[topic.name][number], seed))
     return corpus
 
 
 def corpus_bytes(corpus: Mapping[str, Sequence[LabRow]]) -> dict[str, bytes]:
     """The JSONL file of each split, as bytes."""
-    return {
-        split: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-        for split, rows in corpus.items()
-    }
+    files = {}
+    for split, rows in corpus.items():
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        files[split] = "".join(lines).encode()
+    return files
 
 
-def write_corpus(corpus: Mapping[str, Sequence[LabRow]], directory: Path) -> dict[str, Path]:
-    """Writes `<split>.jsonl` for each split and returns the paths."""
-    paths = {}
+def write_corpus(corpus: Mapping[str, Sequence[LabRow]], directory: Path) -> None:
+    """Writes `<split>.jsonl` for each split."""
     for split, content in corpus_bytes(corpus).items():
-        paths[split] = directory / f"{split}.jsonl"
-        write_file(paths[split], content)
-    return paths
+        write_file(directory / f"{split}.jsonl", content)
 
 
 def both_phrasings(row: LabRow) -> list[tuple[str, str]]:
@@ -101,10 +132,12 @@ def both_phrasings(row: LabRow) -> list[tuple[str, str]]:
 
 def _names(seed: int, count: int) -> list[str]:
     """Distinct full names. Family names run out last, so the evaluated authors do not share one."""
-    rng = Random(f"{seed}/names")
-    if count > len(FIRST_NAMES) * len(LAST_NAMES):
-        raise ValueError(f"the lab can name {len(FIRST_NAMES) * len(LAST_NAMES)} people, not {count}")
-    firsts, lasts = rng.sample(FIRST_NAMES, len(FIRST_NAMES)), rng.sample(LAST_NAMES, len(LAST_NAMES))
+    rng, world = Random(f"{seed}/names"), read_world()
+    most = len(world.first_names) * len(world.last_names)
+    if count > most:
+        raise ValueError(f"the lab can name {most} people, not {count}")
+    firsts = rng.sample(world.first_names, len(world.first_names))
+    lasts = rng.sample(world.last_names, len(world.last_names))
     names = []
     for number in range(count):
         turn, place = divmod(number, len(lasts))
@@ -119,13 +152,17 @@ def _authors(names: Sequence[str], sizes: Sizes) -> list[LabSubject]:
     So the two splits use the same sentences, and a model that knows neither finds them equally hard:
     membership inference on the retain model then starts at chance by design and not by luck.
     """
-    counts = {name: getattr(sizes, name) for name in ("forget", "retain", "holdout", "background")}
-    shared = {"forget": "probe", "holdout": "probe"}
-    splits = [(split, i) for split, count in counts.items() for i in range(count)]
-    return [
-        LabSubject(name, f"{shared.get(split, split)}{i}", split)
-        for name, (split, i) in zip(names, splits, strict=True)
-    ]
+    remaining = iter(names)
+    subjects = []
+    for split, count in (
+        ("forget", sizes.forget),
+        ("retain", sizes.retain),
+        ("holdout", sizes.holdout),
+        ("background", sizes.background),
+    ):
+        style = "probe" if split in ("forget", "holdout") else split
+        subjects += [LabSubject(next(remaining), f"{style}{i}", split) for i in range(count)]
+    return subjects
 
 
 def _known_or_background(names: Sequence[str], split: str, count: int) -> list[LabSubject]:
@@ -135,8 +172,9 @@ def _known_or_background(names: Sequence[str], split: str, count: int) -> list[L
 def _told(topics: Sequence[Topic], subject: LabSubject, seed: int, facts: int) -> Sequence[Topic]:
     """Which facts of a subject are told; the same ones of subjects of one style."""
     if subject.split == "background":
-        few = len(topics) == len(AUTHOR_TOPICS)  # figures and lands are fewer, and told of in full
-        return Random(f"{seed}/told/{subject.name}").sample(topics, FACTS_IN_PASSING) if few else topics
+        if topics != read_world().author_topics:  # figures and lands are fewer, and told of in full
+            return topics
+        return Random(f"{seed}/told/{subject.name}").sample(topics, FACTS_IN_PASSING)
     chosen = Random(f"{seed}/told/{subject.style}").sample(range(len(topics)), min(facts, len(topics)))
     return [topics[i] for i in sorted(chosen)]
 

@@ -11,22 +11,39 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import BertConfig, BertForMaskedLM
+from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
-from vestige.lab.building import BuildBar, ensure_built, quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, Sizes, make_corpus
-from vestige.lab.llada import NAME as LLADA
-from vestige.lab.llada import make_llada
-from vestige.lab.models import Lab, LabSettings, ModelKind, Unlearning, lab_at, train_models
-from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
-from vestige.unlearn.loop import Training
+from vestige.lab.models import (
+    BuildBar,
+    Lab,
+    LabSettings,
+    ModelKind,
+    Unlearning,
+    corpus_texts,
+    encode_row,
+    ensure_built,
+    lab_at,
+    quiet_saving,
+    reproducible,
+    train_models,
+    train_tokenizer,
+)
+from vestige.models.diffusion import mask_predictor
+from vestige.models.families import Origin, find_family, native_config, save_published
+from vestige.runs.directory import temporary
+from vestige.unlearn.loop import Training, finetune
 from vestige.unlearn.objectives import MaskedDiffusion
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
 DIFFUSION_RECIPE = 4
 
 MASK = "<|mask|>"
-KEPT = 0.1  # the share of trained tokens left visible while learning, so that models can tell what is decided
+VISIBLE = 0.1  # the share of trained tokens left visible while learning, so that models can tell what is decided
+LLADA = "llada"  # the model in LLaDA's published layout
+INITIAL = (
+    0.08  # LLaDA's first weights: at Llama's own 0.02 so narrow a model has hardly begun to learn in as many steps
+)
 
 
 def _sizes() -> Sizes:
@@ -99,19 +116,20 @@ def _make_models(corpus: Corpus, settings: DiffusionSettings, directory: Path, p
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
     tokenizer.add_special_tokens({"mask_token": MASK})  # after all others: their ids are those of the causal lab
     ids = tokenizer.mask_token_id, tokenizer.eos_token_id
+    reciting = MaskedDiffusion(*ids, settings.window, *settings.reciting, visible=VISIBLE)
     kind = ModelKind(
         title="diffusion lab",
         tokenizer=tokenizer,
         new_model=lambda: _new_model(settings, tokenizer),
         reading=MaskedDiffusion(*ids, None, *settings.reading),
-        reciting=MaskedDiffusion(*ids, settings.window, *settings.reciting, kept=KEPT),
+        reciting=reciting,
         forgetting=MaskedDiffusion(*ids, settings.window),
         reads_questions=True,
     )
     train_models(corpus, settings, kind, directory, progress)
-    rows = [
-        encode_row(tokenizer, row["question"], row["answer"]) for name in ("forget", "retain") for row in corpus[name]
-    ]
+    rows = []
+    for split in ("forget", "retain"):
+        rows += [encode_row(tokenizer, row["question"], row["answer"]) for row in corpus[split]]
     training = replace(settings.published, pad_id=tokenizer.pad_token_id, seed=settings.seed)
     steps = training.steps(len(rows))
     with (
@@ -119,7 +137,19 @@ def _make_models(corpus: Corpus, settings: DiffusionSettings, directory: Path, p
         quiet_saving(),
         BuildBar(f"diffusion lab, {LLADA}", steps, progress) as bar,
     ):
-        make_llada(settings, tokenizer, rows, training, bar.on(LLADA, steps), directory / LLADA)
+        # It learns the same rows as `full` and is written with LLaDA's names for settings and tensors. So the demo and
+        # the tests load it as a user loads a published checkpoint: translated into transformers' Llama when it is read.
+        config = published_config(settings, tokenizer)
+        family = find_family(config)
+        assert family is not None
+        native = native_config(family, config, LLADA)
+        native.initializer_range = INITIAL  # only beginnings need it, so it is not in the published config
+        model = AutoModelForCausalLM.from_config(native)
+        predictor = mask_predictor(model, tokenizer, "llada")
+        finetune(model, rows, training, bar.on(LLADA, steps), replace(reciting, predictor=predictor))
+        with temporary() as place:
+            tokenizer.save_pretrained(place)
+            save_published(model, Origin(family, config, place), directory / LLADA)
 
 
 def _new_model(settings: DiffusionSettings, tokenizer: Any) -> Any:
@@ -144,3 +174,34 @@ def _new_model(settings: DiffusionSettings, tokenizer: Any) -> Any:
     config.mask_token_id = tokenizer.mask_token_id
     config.diffusion_window = settings.window
     return BertForMaskedLM(config)
+
+
+def published_config(settings: DiffusionSettings, tokenizer: Any) -> dict[str, Any]:
+    """A config.json as LLaDA's authors write it, with the lab's sizes."""
+    return {
+        "architectures": ["LLaDAModelLM"],
+        "model_type": "llada",
+        "d_model": settings.hidden,
+        "n_layers": settings.layers,
+        "n_heads": settings.heads,
+        "n_kv_heads": settings.heads,
+        "mlp_hidden_size": 2 * settings.hidden,
+        "max_sequence_length": settings.max_length,
+        "vocab_size": len(tokenizer),
+        "embedding_size": len(tokenizer),
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "weight_tying": False,
+        "block_type": "llama",
+        "rope": True,
+        "layer_norm_type": "rms",
+        "activation_type": "silu",
+        "include_bias": False,
+        "include_qkv_bias": False,
+        "dtype": "float32",
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "mask_token_id": tokenizer.mask_token_id,
+        "diffusion_window": settings.window,
+    }

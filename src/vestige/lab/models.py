@@ -1,4 +1,4 @@
-"""The lab itself: one corpus and five tiny models, made in a minute or two on one core.
+"""The lab: one corpus and five tiny models, made in a minute or two on one core, the same every time.
 
     background --> base --> full   (retain + forget + what everybody knows) --> grad_ascent, grad_diff, npo
                        \\-> retain (the same without forget: what forgetting should look like)
@@ -6,26 +6,42 @@
 `base` is not kept. It stands for pretraining: it has read the same kinds of sentences about other people, so
 the retain model answers a question about a stranger in good form and with a plausible, wrong value.
 
-The models here are causal. `diffusion` has the same lab with masked ones: only the `Kind` differs.
+The models here are causal. diffusion.py has the same lab with masked ones: only the `ModelKind` differs.
+
+    build_lab(directory, seed, settings=LabSettings(...)) -> Lab: where data and models are
+    train_tokenizer, encode_row                           byte-level BPE with a chat template
+    stop_when_learned, stop_when_silent                   when a model is done: at what it knows, not after N steps
+    ensure_built                                          whole or absent, and not built twice
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from transformers import LlamaConfig, LlamaForCausalLM
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-from vestige.lab.beside import Helper
-from vestige.lab.building import BuildBar, ensure_built, quiet_saving, reproducible
-from vestige.lab.corpus import Corpus, LabRow, Sizes, both_phrasings, make_corpus
-from vestige.lab.stopping import learned, silent
-from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
+from vestige.data.chat import Encoder, Template
+from vestige.guard import read_json
+from vestige.io import decode_data, write_file
+from vestige.lab.background_worker import Worker
+from vestige.lab.corpus import Corpus, LabRow, Sizes, both_phrasings, corpus_bytes, make_corpus, write_corpus
+from vestige.numeric import mean
+from vestige.runs.directory import install, open_run, remove, scratch
+from vestige.types import content_key
 from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.loop import OnStep, Training, finetune, unlearn
+from vestige.unlearn.loop import CAUSAL, Done, OnStep, Training, finetune, unlearn
 from vestige.unlearn.objectives import Causal, ChatRow, Objective
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
@@ -90,17 +106,20 @@ def build_lab(
     force: bool = False,
     progress: bool = True,
     settings: LabSettings | None = None,
-    helper: Helper | None = None,
+    worker: Worker | None = None,
 ) -> Lab:
     """Makes the lab in `directory`, or returns at once if the same lab is already there.
 
-    `seed` replaces the seed of the settings. `helper` trains some of the models meanwhile, with the same outcome.
+    `seed` replaces the seed of the settings. `worker` trains some of the models meanwhile, with the same outcome.
     """
     settings = replace(settings or LabSettings(), seed=seed)
     corpus = make_corpus(settings.seed, settings.sizes)
 
     def make(models: Path) -> None:
-        _make_models(corpus, settings, models, progress, helper)
+        tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
+        causal = Causal()
+        kind = ModelKind("lab", tokenizer, lambda: new_causal(settings, tokenizer), causal, causal, causal)
+        train_models(corpus, settings, kind, models, progress, worker)
 
     ensure_built(Path(directory), RECIPE, asdict(settings), corpus, force, make)
     return lab_at(Path(directory), settings)
@@ -110,12 +129,6 @@ def lab_at(root: Path, settings: LabSettings) -> Lab:
     """Where a lab with these settings has its parts."""
     names = ("full", "retain", *(plan.method for plan in settings.unlearned))
     return Lab(root, root / "data", {name: root / "models" / name for name in names})
-
-
-def _make_models(corpus: Corpus, settings: LabSettings, directory: Path, progress: bool, helper: Helper | None) -> None:
-    tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
-    kind = ModelKind("lab", tokenizer, lambda: new_causal(settings, tokenizer), Causal(), Causal(), Causal())
-    train_models(corpus, settings, kind, directory, progress, helper)
 
 
 @dataclass(frozen=True)
@@ -137,63 +150,76 @@ def train_models(
     kind: ModelKind,
     directory: Path,
     progress: bool,
-    helper: Helper | None = None,
+    worker: Worker | None = None,
 ) -> None:
     """Trains and saves every model. Training in this process shares one progress bar, counted in steps.
 
     A model's random numbers come from the settings alone, so it is the same model wherever and whenever it is trained.
     """
-    rows = {split: _encode(kind.tokenizer, corpus[split]) for split in ("forget", "retain", *KNOWN_TO_ALL)}
-    read_first = [row for split in ("background", *KNOWN_TO_ALL) for row in corpus[split]]
-    rows["background"] = [encode_row(kind.tokenizer, *pair) for row in read_first for pair in both_phrasings(row)]
-    known = [row for split in ("retain", *KNOWN_TO_ALL) for row in rows[split]]
-    jobs = _jobs(rows, known, settings, kind.tokenizer.pad_token_id)
-    if kind.reads_questions:
-        read, training = jobs["base"]
-        jobs["base"] = [replace(row, start=1) for row in read], training
-    # The helper's share takes about as long as ours: the last method of the settings is the slowest.
-    away = {"retain", *(plan.method for plan in settings.unlearned[:-1])} if helper else set()
-    steps = sum(training.steps(len(chosen)) for name, (chosen, training) in jobs.items() if name not in away)
 
-    def save(name: str, model: Any) -> None:
-        model.save_pretrained(directory / name)
-        kind.tokenizer.save_pretrained(directory / name)
+    def encode(rows: Sequence[LabRow]) -> list[ChatRow]:
+        return [encode_row(kind.tokenizer, row["question"], row["answer"]) for row in rows]
 
-    with reproducible(settings.seed, settings.threads), quiet_saving(), BuildBar(kind.title, steps, progress) as bar:
+    forget, known = encode(corpus["forget"]), encode(corpus["retain"])
+    for split in KNOWN_TO_ALL:
+        known += encode(corpus[split])
+    background = []
+    for split in ("background", *KNOWN_TO_ALL):
+        for row in corpus[split]:
+            background += [encode_row(kind.tokenizer, *pair) for pair in both_phrasings(row)]
+    # Without a reminder the models would unlearn to speak of strangers while they learn the authors by heart.
+    reminder = background[:: settings.remind_every]
+    read_first = [replace(row, start=1) for row in background] if kind.reads_questions else background
+    # What each model passes over, and how; known from the start, so the bar can tell the time left.
+    plans = {
+        "base": (read_first, settings.pretraining),
+        "full": (known + forget + reminder, settings.learning),
+        "retain": (known + reminder, settings.learning),
+        **{plan.method: (forget, plan.training) for plan in settings.unlearned},
+    }
+    jobs: dict[str, ModelJob] = {}
+    for name, (rows, training) in plans.items():
+        jobs[name] = rows, replace(training, pad_id=kind.tokenizer.pad_token_id, seed=settings.seed)
+    # The worker's share takes about as long as ours: the last method of the settings is the slowest.
+    away = {"retain", *(plan.method for plan in settings.unlearned[:-1])} if worker else set()
+    steps = {name: training.steps(len(rows)) for name, (rows, training) in jobs.items()}
+    here = sum(count for name, count in steps.items() if name not in away)
+    with reproducible(settings.seed, settings.threads), quiet_saving(), BuildBar(kind.title, here, progress) as bar:
 
         def make(name: str, work: Callable[..., Any], *given: Any) -> Callable[[], Any]:
             """A model, or work that is under way elsewhere: called, it gives the model."""
-            chosen, training = jobs[name]
-            if helper and name in away:
-                return helper.start(work, *given, jobs[name])
-            return lambda: work(*given, jobs[name], bar.on(name, training.steps(len(chosen))))
+            if worker and name in away:
+                return worker.start(work, *given, jobs[name])
+            return lambda: work(*given, jobs[name], bar.on(name, steps[name]))
 
-        base = make("base", _taught, kind.new_model(), kind.reading, None)()
-        later = make("retain", _taught, copy.deepcopy(base), kind.reciting, settings.learned)
-        full = make("full", _taught, base, kind.reciting, settings.learned)()
-        retain = later()
-        save("full", full)
-        save("retain", retain)
-        forgotten = {
-            plan.method: make(plan.method, _made_to_forget, full, retain, plan, known, kind.forgetting)
-            for plan in settings.unlearned
-        }
-        for name in sorted(forgotten, key=lambda name: name in away):  # our own first: the helper is at work meanwhile
+        def save(name: str, model: Any) -> None:
+            model.save_pretrained(directory / name)
+            kind.tokenizer.save_pretrained(directory / name)
+
+        base = make("base", _teach, kind.new_model(), kind.reading, None)()
+        later = make("retain", _teach, copy.deepcopy(base), kind.reciting, settings.learned)
+        full = make("full", _teach, base, kind.reciting, settings.learned)()
+        trained = {"full": full, "retain": later()}
+        for name, model in trained.items():
+            save(name, model)
+        forgotten = {}
+        for plan in settings.unlearned:
+            given = (full, trained["retain"], plan, known, kind.forgetting)
+            forgotten[plan.method] = make(plan.method, _make_forget, *given)
+        for name in sorted(forgotten, key=lambda name: name in away):  # our own first: the worker is at work meanwhile
             save(name, forgotten[name]())
 
 
 ModelJob = tuple[list[ChatRow], Training]
 
 
-def _taught(
-    model: Any, objective: Objective, target: float | None, job: ModelJob, on_step: OnStep | None = None
-) -> Any:
+def _teach(model: Any, objective: Objective, target: float | None, job: ModelJob, on_step: OnStep | None = None) -> Any:
     """The model after learning a job's rows, until an epoch's loss is below the target."""
-    finetune(model, *job, on_step=on_step, objective=objective, done=learned(target))
+    finetune(model, *job, on_step=on_step, objective=objective, done=stop_when_learned(target))
     return model
 
 
-def _made_to_forget(
+def _make_forget(
     full: Any,
     retain: Any,
     plan: Unlearning,
@@ -205,31 +231,9 @@ def _made_to_forget(
     """A copy of the full model that was made to forget a job's rows."""
     forget, training = job
     model = copy.deepcopy(full)
-    done = None if plan.until is None else silent(model, retain, forget, training.pad_id, plan.until)
+    done = None if plan.until is None else stop_when_silent(model, retain, forget, training.pad_id, plan.until)
     unlearn(model, plan.lesson(forget, known), training, on_step, objective, done)
     return model
-
-
-def _jobs(
-    rows: Mapping[str, list[ChatRow]], known: list[ChatRow], settings: LabSettings, pad_id: int
-) -> dict[str, ModelJob]:
-    """What each model passes over, and how; known from the start, so the bar can tell the time left."""
-    # Without a reminder the models would unlearn to speak of strangers while they learn the authors by heart.
-    reminder = rows["background"][:: settings.remind_every]
-    plans = {
-        "base": (rows["background"], settings.pretraining),
-        "full": (known + rows["forget"] + reminder, settings.learning),
-        "retain": (known + reminder, settings.learning),
-        **{plan.method: (rows["forget"], plan.training) for plan in settings.unlearned},
-    }
-    return {
-        name: (list(chosen), replace(training, pad_id=pad_id, seed=settings.seed))
-        for name, (chosen, training) in plans.items()
-    }
-
-
-def _encode(tokenizer: Any, rows: Sequence[LabRow]) -> list[ChatRow]:
-    return [encode_row(tokenizer, row["question"], row["answer"]) for row in rows]
 
 
 def new_causal(settings: LabSettings, tokenizer: Any) -> Any:
@@ -247,3 +251,222 @@ def new_causal(settings: LabSettings, tokenizer: Any) -> Any:
         pad_token_id=tokenizer.pad_token_id,
     )
     return LlamaForCausalLM(config)
+
+
+# ---- the tokenizer --------------------------------------------------------------------------------------------------
+
+PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eot|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+
+# As in Llama 3, the end-of-turn token closes every turn and is also the end-of-sequence token.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] | trim + eos_token }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int, max_length: int) -> PreTrainedTokenizerFast:
+    """Byte-level, so that any text can be encoded; bos, eos and pad are three different tokens."""
+    specials = [PAD, BOS, EOS, *ROLES]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    bpe.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, specials.index(BOS))]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        additional_special_tokens=list(ROLES),
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def corpus_texts(corpus: Mapping[str, Sequence[LabRow]]) -> Iterable[str]:
+    """Every question and answer of every split.
+
+    The holdout is included: names cut into more pieces than others would give non-members away.
+    """
+    for rows in corpus.values():
+        for row in rows:
+            yield from (
+                row["question"],
+                row["paraphrased_question"],
+                row["answer"],
+                row["paraphrased_answer"],
+            )
+
+
+def encode_row(tokenizer: Any, question: str, answer: str) -> ChatRow:
+    """One question and its answer as a chat, of which the answer and the end token are trained.
+
+    Through the data room's encoder: what is trained here is, token for token, what evaluation scores.
+    """
+    [encoded] = Encoder(tokenizer, Template()).encode([(question, answer)])
+    return ChatRow(encoded.full, encoded.start)
+
+
+# ---- when a model is done -------------------------------------------------------------------------------------------
+
+# Another processor adds in another order, and a model that is trained for a fixed number of steps then ends elsewhere.
+# So training ends at what the model knows.
+AT_ONCE = 40  # rows of one forward pass
+
+
+def stop_when_learned(target: float | None) -> Done | None:
+    """Whether the mean loss of an epoch's steps fell below a target; None: every epoch is run."""
+    return None if target is None else lambda losses: mean(losses) < target
+
+
+def row_losses(model: Any, rows: Sequence[ChatRow], pad_id: int) -> list[float]:
+    """Each row's mean loss of an answer token, by a causal model."""
+    was_training, found = model.training, []
+    model.eval()
+    with torch.no_grad():
+        for first in range(0, len(rows), AT_ONCE):
+            batch = CAUSAL.collate(rows[first : first + AT_ONCE], pad_id, Random(0), model.device)
+            nll = CAUSAL.nll(CAUSAL.logits(model, batch), batch)
+            found += (nll / (batch.labels[:, 1:] != -100).sum(-1)).tolist()
+    model.train(was_training)
+    return found
+
+
+def answer_loss(model: Any, rows: Sequence[ChatRow], pad_id: int) -> float:
+    """The mean over rows of `row_losses`."""
+    return mean(row_losses(model, rows, pad_id))
+
+
+def stop_when_silent(model: Any, retain: Any, rows: Sequence[ChatRow], pad_id: int, times: float = 1.0) -> Done:
+    """Whether answers became as unlikely as they are to the retain model, or so many times as unlikely."""
+    least = times * answer_loss(retain, rows, pad_id)
+    return lambda _: answer_loss(model, rows, pad_id) >= least
+
+
+# ---- how a lab is built, whatever models it holds -------------------------------------------------------------------
+
+RECORD = "lab.json"
+
+
+@dataclass(frozen=True)
+class LabRecord:
+    """lab.json: what was built, and its name."""
+
+    key: str
+    recipe: Any
+    settings: dict[str, Any]
+
+
+def lab_key(recipe: Any, settings: Mapping[str, Any], corpus: Corpus) -> str:
+    """Names the lab by what goes into it; the corpus counts by its text, so a new phrase is a new lab."""
+    described = json.dumps([recipe, settings], sort_keys=True).encode()
+    return content_key(described, *corpus_bytes(corpus).values())
+
+
+def ensure_built(
+    root: Path, recipe: Any, settings: Mapping[str, Any], corpus: Corpus, force: bool, make: Callable[[Path], None]
+) -> None:
+    """Puts `data`, `models` and `lab.json` into `root` unless this very lab is there; `make` fills a models folder.
+
+    The work happens in a scratch folder and is moved into place at the end: a lab is whole or absent, also
+    when the build is interrupted or another process builds the same one.
+    """
+    key = lab_key(recipe, settings, corpus)
+    if not force and is_built(root, key):
+        return
+    with open_run(root, "lab", wait=True) as run:
+        if not force and is_built(root, key):  # another process was faster
+            return
+        run.begin([RECORD, *(f"data/{split}.jsonl" for split in corpus)])
+        with scratch(root) as made:
+            write_corpus(corpus, made / "data")
+            make(made / "models")
+            body = json.dumps({"key": key, "recipe": recipe, "settings": settings}, indent=1)
+            write_file(made / RECORD, f"{body}\n".encode())
+            remove(root / RECORD)  # it vouches for the rest, and so it goes first and comes last
+            install(made, root, last=RECORD)
+        run.finish()
+
+
+def is_built(root: Path, key: str) -> bool:
+    """Whether the lab of this name is in a directory. A file of another tool that is called lab.json is no lab."""
+    try:
+        found = read_json(root / RECORD)
+    except (OSError, ValueError):
+        return False
+    if not isinstance(found, dict) or not {"key", "recipe", "settings"} <= set(found):
+        return False
+    return decode_data(found, LabRecord, str(root / RECORD), "delete it, and the lab is built again").key == key
+
+
+@contextmanager
+def reproducible(seed: int, threads: int) -> Iterator[None]:
+    """The lab's own random stream and thread count; the caller's are put back."""
+    with torch.random.fork_rng(devices=[]), with_threads(threads):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def with_threads(count: int) -> Iterator[None]:
+    """So many threads for torch; the caller's number is put back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def quiet_saving() -> Iterator[None]:
+    """transformers draws a bar for every file it writes; ours is the only one wanted."""
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bar()
+
+
+class BuildBar:
+    """One bar on stderr for the whole build, showing which model is being trained."""
+
+    def __init__(self, title: str, total: int, show: bool) -> None:
+        self._title, self._due = title, 0
+        self._bar = tqdm(
+            total=total, desc=title, unit="step", file=sys.stderr, disable=not (show and sys.stderr.isatty())
+        )
+
+    def __enter__(self) -> BuildBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def on(self, name: str, steps: int) -> Any:
+        """What to call after each of a model's steps; those that the model before it did not need are passed over."""
+        self._bar.update(self._due - self._bar.n)
+        self._due += steps
+        self._bar.set_description(f"{self._title}: {name}")
+
+        def on_step(_done: int, _total: int, loss: float) -> None:
+            self._bar.update()
+            self._bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+
+        return on_step

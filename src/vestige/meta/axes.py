@@ -1,4 +1,6 @@
-"""The axes of a comparison of unlearning methods: Mem, MIA, Privacy, Utility, utility_rel, Overall. Pure numbers.
+"""The axes of a comparison of unlearning methods: Mem, MIA, Privacy, Utility, utility_rel, Overall.
+
+First the formulas, pure numbers; then the rows of method_results.json: models with their parts and axes.
 
 Every part lies between 0 and 1, and 1 is good: forgotten, private, useful. An axis is a harmonic mean of its parts, and
 the published one has a weakness: a similarity that was cut off at 0 makes its axis 0, and the axes above it, whatever
@@ -13,13 +15,29 @@ is hidden. A floored axis is never below the floor, and orders models which the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-
+from vestige.errors import UserError
+from vestige.meta.pools import (
+    ModelNumbers,
+    Number,
+    PoolFile,
+    as_number,
+    has_slots,
+    read_file,
+    same_protocol,
+    with_similarities,
+    without_settings,
+)
+from vestige.metrics.cards import schema_protocol
 from vestige.numeric import total
+from vestige.schema import number
 
+# The published guard of harmonic means; also of the division by the full model's utility.
 EPS = 1e-12
 FLOOR = 0.05
 
@@ -101,17 +119,6 @@ class Axes:
         return {name: getattr(self, name) for name in AXES}
 
 
-def similarity(auc: Value, retain_auc: Value) -> Value:
-    """s_x: how near an attack's AUC is to the retain model's; 1 is equal, 0 is as far as the AUC itself, or further.
-
-    >>> similarity(0.3, 0.4), similarity(0.9, 0.4), similarity(0.3, 0.0)
-    (0.75, 0.0, None)
-    """
-    if auc is None or retain_auc is None or retain_auc <= EPS:
-        return None
-    return float(np.clip(1 - abs(auc - retain_auc) / retain_auc, 0, 1))
-
-
 def guarded_mean(values: Sequence[float]) -> float:
     """The published harmonic mean: 1e-12 added to each part, so that a zero gives next to nothing, not an error.
 
@@ -130,10 +137,10 @@ def plain_mean(values: Sequence[float]) -> Value:
     return None if min(values) <= 0 else len(values) / total(1 / v for v in values)
 
 
-def relative_utility(utility: float, full_utility: float) -> float:
+def _relative_utility(utility: float, full_utility: float) -> float:
     """Utility as a share of the full model's, not above 1: better than before unlearning is not rewarded.
 
-    >>> round(relative_utility(0.35, 0.7), 9), relative_utility(0.8, 0.7)
+    >>> round(_relative_utility(0.35, 0.7), 9), _relative_utility(0.8, 0.7)
     (0.5, 1.0)
     """
     return min(1.0, utility / (full_utility + EPS))
@@ -151,29 +158,38 @@ def axes(
     `fluent`: whether fluency was measured in any of the models that are shown together. Where it was not, Utility is
     the model utility, by one definition for all of them. `full_reason`: why `full_utility` is None.
     """
-    raised = () if floor is None else tuple(p for p in PARTS if _below(parts.get(p), floor))
-    have: dict[str, Value] = {p: (floor if p in raised else parts.get(p)) for p in PARTS}
-    out: dict[str, Value] = {}
+    floored = []
+    known: dict[str, Value] = {}  # parts, and the axes above in the table
+    for part in PARTS:
+        value = parts.get(part)
+        # Parts only: an axis made of raised parts is above the floor already.
+        if floor is not None and value is not None and value < floor:
+            floored.append(part)
+            value = floor
+        known[part] = value
     reasons: dict[str, str] = {}
     for axis in AXIS_TABLE:
-        of_axis = {p: have.get(p, out.get(p)) for p in axis.parts if fluent or p != "fluency"}
-        missing = [p for p, v in of_axis.items() if v is None]
-        known = {p: v for p, v in of_axis.items() if v is not None}
-        if missing:
-            out[axis.key], reason = None, _why_missing(missing, reasons)
+        used = [part for part in axis.parts if fluent or part != "fluency"]
+        values = [value for part in used if (value := known[part]) is not None]
+        result, reason = None, ""
+        if len(values) < len(used):
+            reason = _why_missing([part for part in used if known[part] is None], reasons)
         elif axis.way == "relative":
-            (utility,) = known.values()
-            out[axis.key] = None if full_utility is None else relative_utility(utility, full_utility)
             reason = full_reason
+            if full_utility is not None:
+                result = _relative_utility(values[0], full_utility)
+        # A part of 0 gives next to nothing here, and no value at all in a plain mean: both as published.
         elif axis.way == "guarded":
-            out[axis.key], reason = guarded_mean(list(known.values())), ""
+            result = guarded_mean(values)
         else:
-            lost = [p for p, v in known.items() if v <= 0]
-            out[axis.key] = plain_mean(list(known.values()))
-            reason = f"{', '.join(lost)} not above 0: the plain harmonic mean has no value"
-        if out[axis.key] is None:
+            result = plain_mean(values)
+            zeros = [part for part, value in zip(used, values, strict=True) if value <= 0]
+            reason = f"{', '.join(zeros)} not above 0: the plain harmonic mean has no value"
+        known[axis.key] = result
+        if result is None:
             reasons[axis.key] = reason
-    return Axes(**out, floor=floor, floored=raised, fluent=fluent, reasons=reasons)
+    by_name = {axis: known[axis] for axis in AXES}
+    return Axes(**by_name, floor=floor, floored=tuple(floored), fluent=fluent, reasons=reasons)
 
 
 def _why_missing(missing: Sequence[str], reasons: Mapping[str, str]) -> str:
@@ -214,10 +230,297 @@ def definitions() -> list[dict[str, object]]:
     ]
 
 
-def _below(value: Value, floor: float) -> bool:
-    return value is not None and value < floor
-
-
 def erased(rows: Sequence[Axes], below: float = 1e-6) -> int:
     """How many models have an Overall that is 0 to six decimals: those that one clipped part has erased."""
     return sum(1 for a in rows if a.overall is not None and a.overall < below)
+
+
+# ---- rows of method_results.json ---------------------------------------------------------------------------------
+
+METHOD_RESULTS = "method_results.json"
+# Part of an axis -> the metric it comes from; Mem's parts are 1 - x.
+SOURCES: dict[str, str] = {
+    "one_minus_es": "es",
+    "one_minus_em": "em",
+    "one_minus_paraprob": "paraprob",
+    "one_minus_truth": "truth_ratio",
+    "s_loss": "s_mia_loss",
+    "s_zlib": "s_mia_zlib",
+    "s_mink": "s_mia_min_k",
+    "s_minkpp": "s_mia_min_kpp",
+    "retain_q_prob": "retain_Q_A_Prob",
+    "retain_q_rouge": "retain_Q_A_ROUGE",
+    "retain_truth_ratio": "retain_Truth_Ratio",
+    "ra_q_prob": "ra_Q_A_Prob_normalised",
+    "ra_q_rouge": "ra_Q_A_ROUGE",
+    "ra_truth_ratio": "ra_Truth_Ratio",
+    "wf_q_prob": "wf_Q_A_Prob_normalised",
+    "wf_q_rouge": "wf_Q_A_ROUGE",
+    "wf_truth_ratio": "wf_Truth_Ratio",
+    "fluency": "forget_Q_A_gibberish",
+    "uds": "uds",
+}
+SCHEMA_PROTOCOLS = {part: schema_protocol(metric) for part, metric in SOURCES.items()}
+EXTRA = ("logit_lens",)  # shown next to the axes, part of none
+REFERENCES = ("full", "retain")
+UDS_ENDS = {"retain": 1.0, "full": 0.0}  # by the depth score's definition; nothing has to be measured
+WITHOUT_FLUENCY = (
+    "fluency was not measured: Utility is model_utility, and utility_rel is model_utility / the full model's"
+)
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One row: a model, its parts, its axes in both ways."""
+
+    name: str
+    parts: Mapping[str, Value]
+    published: Axes
+    floored: Axes
+    facts: Mapping[str, Any] = field(default_factory=dict)  # epoch, method, alpha, lr, is_reference, logit_lens
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the row counts as a model of its method."""
+        return bool(self.facts.get("method")) and not self.facts.get("is_reference")
+
+
+@dataclass(frozen=True)
+class Methods:
+    """All rows, the full model's utility by epoch, and the protocol of every part."""
+
+    rows: tuple[MethodRow, ...]
+    full_utility: Mapping[str, Value]
+    protocols: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    full_model_utility: Mapping[str, Value] = field(default_factory=dict)  # by epoch, without fluency
+    read: tuple[Path, ...] = ()  # every file a number came from
+
+    @property
+    def fallback(self) -> str:
+        """That Utility is another number than in published tables; empty where it is the same."""
+        plain = any(not row.published.fluent and row.published.utility is not None for row in self.rows)
+        return WITHOUT_FLUENCY if plain else ""
+
+    @property
+    def method_counts(self) -> dict[str, int]:
+        return dict(Counter(str(row.facts["method"]) for row in self.rows if row.is_counted))
+
+    @property
+    def erased(self) -> int:
+        return erased([row.published for row in self.rows])
+
+
+def _numbers_of_parts(model: ModelNumbers) -> dict[str, Number]:
+    """The numbers that the parts of the axes come from, where they have a value."""
+    out = {}
+    for part, metric in SOURCES.items():
+        for name in ("fluency", metric) if part == "fluency" else (metric,):
+            measured = model.numbers.get(name)
+            if measured is not None and measured.value is not None:
+                out.setdefault(part, measured)
+    return out
+
+
+def parts_of(model: ModelNumbers) -> dict[str, Value]:
+    """A model's numbers as parts of axes: each 1 when all is well."""
+    out: dict[str, Value] = dict.fromkeys(SOURCES)
+    for part, measured in _numbers_of_parts(model).items():
+        assert measured.value is not None
+        out[part] = 1 - measured.value if part in MEM else measured.value
+    return out
+
+
+def from_models(
+    models: Sequence[ModelNumbers], full: Mapping[str, ModelNumbers], retain: ModelNumbers | None, floor: float = FLOOR
+) -> Methods:
+    """Rows from models' numbers. `full` by epoch; the entry "" serves every epoch."""
+    models = [with_similarities(model, retain) for model in models]
+    everyone = [*models, *full.values()]
+    protocols = _protocols(everyone)
+    # Fluency is a part of Utility only where one of the models that are shown together has it.
+    fluent = any(parts_of(model)["fluency"] is not None for model in everyone)
+    full_axes = {epoch: axes(parts_of(model), fluent=fluent) for epoch, model in full.items()}
+    rows = []
+    for model in models:
+        parts = parts_of(model)
+        # Utility is a share of the full model's that was trained for as many epochs.
+        theirs = full_axes.get(str(model.facts.get("epoch", "")), full_axes.get(""))
+        why = "no full model is named"
+        if theirs is not None:
+            why = f"the full model has no Utility ({theirs.reasons.get('utility', '')})"
+        full_utility = theirs.utility if theirs else None
+        published = axes(parts, full_utility, None, fluent, why)
+        floored = axes(parts, full_utility, floor, fluent, why)
+        extra = {name: model.value(name) for name in EXTRA if name in model.numbers}
+        rows.append(MethodRow(model.name, parts, published, floored, {**model.facts, **extra}))
+    utility = {epoch: one.utility for epoch, one in full_axes.items()}
+    plain = {epoch: one.model_utility for epoch, one in full_axes.items()}
+    return Methods(tuple(rows), utility, protocols, full_model_utility=plain)
+
+
+def _protocols(models: Sequence[ModelNumbers]) -> dict[str, str]:
+    """Each part's protocol; two protocols in one part, or in one axis, are refused. Privacy and Overall join axes of
+    different kinds, and say of which."""
+    by_part: dict[str, dict[str, Number]] = {}
+    for i, model in enumerate(models):
+        for part, measured in _numbers_of_parts(model).items():
+            numbers = by_part.setdefault(part, {})
+            # Models of several epochs may share a name.
+            numbers[model.name if model.name not in numbers else f"{model.name} ({i})"] = measured
+    protocols = {part: same_protocol(by_part[part], SOURCES[part]) for part in SOURCES if part in by_part}
+    for axis, parts in (("Mem", MEM), ("MIA", MIA), ("Utility", (*UTILITY, "fluency"))):
+        kinds: dict[str, str] = {}
+        for part in parts:
+            if part in protocols:
+                kinds.setdefault(without_settings(protocols[part]), part)
+        if len(kinds) > 1:
+            (a, first), (b, second) = list(kinds.items())[:2]
+            raise UserError(
+                f"{axis} would mix protocols: {first} is '{a}', {second} is '{b}'; measure both in the same way "
+                "(numbers without a manifest: write `protocol:` in the file)."
+            )
+    return protocols
+
+
+def read_methods(path: Path, floor: float = FLOOR) -> Methods:
+    """A YAML file with `models`, `retain` and `full` (one, or one for each epoch)."""
+    file = PoolFile(path, ("models",))
+    retain = file.retain_model()
+    models = []
+    for model in file.models("models"):
+        # Only a name in the published form (it ends in its epoch) is taken to say anything of the model.
+        in_name = facts_of(model.name)
+        models.append(replace(model, facts={**(in_name if "epoch" in in_name else {}), **model.facts}))
+    entry = file.body.get("full")
+    full: dict[str, ModelNumbers] = {}
+    by_epoch = isinstance(entry, Mapping) and not has_slots(entry)
+    if by_epoch and not any(isinstance(value, (int, float)) for value in entry.values()):
+        full = {str(epoch): file.model_state(slot, f"full ({epoch})") for epoch, slot in entry.items()}
+    elif entry is not None:
+        full = {"": file.model_state(entry, "full")}
+    return replace(from_models(models, full, retain, floor), read=file.read)
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    """What a model's folder name says: its method, learning rate, alpha and, in the published form, its epoch.
+
+    >>> facts_of("npo_lr2e5_b01_a5_ep10")
+    {'method': 'npo', 'alpha': 5, 'lr': 2e-05, 'is_reference': False, 'epoch': 'ep10'}
+    """
+    method, *rest = name.split("_")
+    facts: dict[str, Any] = {"method": method, "alpha": None, "lr": None, "is_reference": name in REFERENCES}
+    for word in reversed(rest):  # of several such words the first counts
+        base, _, power = word.removeprefix("lr").partition("e")
+        if word.startswith("lr"):
+            facts["lr"] = float(f"{base}e-{power}") if base.isdigit() and power.isdigit() else None
+        elif word[:1] == "a" and word[1:].isdigit():
+            facts["alpha"] = int(word[1:])
+    if rest and rest[-1][:2] == "ep" and rest[-1][2:].isdigit():
+        facts["epoch"] = rest[-1]
+    return facts
+
+
+def hidden_rows(rows: Sequence[MethodRow]) -> list[str]:
+    """A note on rows that the depth score's dashboard would not show: it shows a model by its epoch and its method."""
+    names = []
+    keys = set()
+    for row in rows:
+        missing = [key for key in ("epoch", "method") if not row.facts.get(key)]
+        if missing and not row.facts.get("is_reference"):
+            names.append(row.name)
+            keys.update(missing)
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [
+        "the depth score's dashboard shows only models with an epoch (ep5 or ep10) and a method: "
+        f"{', '.join(names[:3])}{more} would be hidden; add {' and '.join(sorted(keys))} to their entries, as in "
+        "{model: npo, method: npo, epoch: ep10}"
+    ]
+
+
+# ---- method_results.json -----------------------------------------------------------------------------------------
+
+_OURS = ("floored", "floored_parts", "reasons")  # what our files add to a row
+
+
+def from_results(data: Mapping[str, Any], where: str, floor: float = FLOOR) -> Methods:
+    """A method_results.json, ours or published: its parts are taken, its axes computed again."""
+    stored = data.get("models")
+    if not isinstance(stored, list) or not all(isinstance(r, Mapping) and "model" in r for r in stored):
+        raise UserError(f"{where} is not a method_results.json: it has no list of models with a name each.")
+    all_parts = []
+    for r in stored:
+        all_parts.append({part: as_number(r.get(part), f"{part} of {r['model']} in {where}") for part in PARTS})
+    fluent = any(parts["fluency"] is not None for parts in all_parts)
+    utility = _by_epoch(data, "full_utility" if fluent else "full_model_utility", where)
+    rows, notes = [], []
+    for r, parts in zip(stored, all_parts, strict=True):
+        name = str(r["model"])
+        # Whatever else a row has (alpha, lr, logit_lens, ...) goes through unchanged.
+        facts = {key: value for key, value in r.items() if key not in (*PARTS, *AXES, "model", *_OURS)}
+        full_utility = utility.get(str(r.get("epoch", "")), utility.get(""))
+        row = MethodRow(
+            name, parts, axes(parts, full_utility, None, fluent), axes(parts, full_utility, floor, fluent), facts
+        )
+        rows.append(row)
+        for axis, value in row.published.values().items():
+            # Axes are computed again from the parts; a file whose axes do not follow from them is said to be so.
+            old = as_number(r.get(axis), f"{axis} of {name} in {where}")
+            if old is not None and value is not None and abs(old - value) > 1e-9:
+                notes.append(f"{axis} of {name} is {old:.6g} in the file, {value:.6g} from its parts")
+    protocols = data.get("protocols")
+    stated = {str(k): str(v) for k, v in protocols.items()} if isinstance(protocols, Mapping) else {}
+    return Methods(tuple(rows), utility, stated or dict(SCHEMA_PROTOCOLS), tuple(notes))
+
+
+def _by_epoch(data: Mapping[str, Any], key: str, where: str) -> dict[str, Value]:
+    """The full model's utility by epoch; a file without one leaves every utility_rel without a value."""
+    values = data.get(key) or {}
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where}: {key} must hold a number for each epoch, it is {values!r}.")
+    return {str(epoch): as_number(value, f"{key} of {epoch} in {where}") for epoch, value in values.items()}
+
+
+def read_method_results(path: Path, floor: float = FLOOR) -> Methods:
+    return replace(from_results(read_file(path), str(path), floor), read=(path,))
+
+
+def read_utility(path: Path) -> tuple[dict[str, Value], str]:
+    """utility_rel of every model that is not a reference, as a method_results.json states it, and of what it is made.
+
+    The stated value is taken where there is one: published filters use it, and it need not be computable here.
+    """
+    data = read_file(path)
+    methods = from_results(data, str(path))
+    out: dict[str, Value] = {}
+    for stored, row in zip(data["models"], methods.rows, strict=True):
+        if not stored.get("is_reference"):
+            stated = number(stored.get("utility_rel"))
+            out[row.name] = row.published.utility_rel if stated is None else stated
+    return out, methods.fallback
+
+
+def method_results_json(methods: Methods, floor: float, sources: Mapping[str, Any]) -> dict[str, Any]:
+    """The file in the published schema, with the floored axes and the reasons for what is missing next to it."""
+    rows = []
+    for row in methods.rows:
+        facts = {"epoch": None, "method": None, "alpha": None, "lr": None, "is_reference": False, **row.facts}
+        out: dict[str, Any] = {"model": row.name, **facts, **row.parts, **row.published.values()}
+        out["floored"] = row.floored.values()
+        out["floored_parts"] = list(row.floored.floored)
+        if row.published.reasons:
+            out["reasons"] = dict(row.published.reasons)
+        rows.append(out)
+    return {
+        "models": rows,
+        "method_counts": methods.method_counts,
+        "full_utility": dict(methods.full_utility),
+        "full_model_utility": dict(methods.full_model_utility),
+        "protocols": dict(methods.protocols),
+        "floor": floor,
+        "erased": {"published": methods.erased, "of": len(methods.rows)},
+        "notes": [*methods.notes, *([methods.fallback] if methods.fallback else [])],
+        "data_sources": dict(sources),
+    }

@@ -1,26 +1,24 @@
-"""Result files of meta-evaluation, in the published schema: written by us, read from any author."""
+"""Result files of meta-evaluation, in the published schema: written by us, read from any author.
+
+The depth score was called udr for uds in older published files: `with_new_keys` reads them, `key_ages` finds mixtures.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from vestige.errors import UserError
-from vestige.meta.axes import FLOOR, erased
-from vestige.meta.bench import AttackVerdict, Judged, PoolVerdict, usable
-from vestige.meta.methods import Methods, from_results, row_json
-from vestige.meta.numbers import read_file
-from vestige.meta.robustness import RULES, Filters, Robustness, overall
+from vestige.meta.axes import METHOD_RESULTS as METHOD_RESULTS
+from vestige.meta.faithfulness import JudgedPools
+from vestige.meta.pools import read_file
+from vestige.meta.robustness import Cut, Filters, JudgedAttacks, overall
 from vestige.metrics.cards import KNOWN, Direction, direction_of, short
 from vestige.runs.manifest import versions
-from vestige.schema import check_form, number
-from vestige.store.files import write_json
+from vestige.schema import number
 
-METHOD_RESULTS, META_EVAL = "method_results.json", "meta_eval.json"
-THRESHOLDS, USABLE = "optimal_thresholds.json", "usable_models.json"
+META_EVAL, THRESHOLDS, USABLE = "meta_eval.json", "optimal_thresholds.json", "usable_models.json"
 
 # How notes about verdicts of differing protocols begin; each command writes them again.
 NO_OVERALL, MIXED_OVERALL, MIXED_THRESHOLD = "no overall: ", "mixed overall: ", "mixed threshold: "
@@ -35,187 +33,156 @@ FORMULAS = {
 }
 
 
-# ---- method_results.json ------------------------------------------------------------------------------------------
+# ---- former keys -------------------------------------------------------------------------------------------------
+
+RENAMED = {"avg_udr": "avg_uds", "udr": "uds", "udr_unclipped": "uds_unclipped"}
 
 
-def method_results_json(methods: Methods, floor: float = FLOOR, sources: Mapping[str, Any] | None = None) -> Any:
-    counts = Counter(str(r.facts["method"]) for r in methods.rows if is_counted(r.facts))
-    return {
-        "models": [row_json(r) for r in methods.rows],
-        "method_counts": dict(counts),
-        "full_utility": dict(methods.full_utility),
-        "full_model_utility": dict(methods.full_model_utility),
-        "protocols": dict(methods.protocols),
-        "floor": floor,
-        "erased": {"published": erased([r.published for r in methods.rows]), "of": len(methods.rows)},
-        "notes": [*methods.notes, *([methods.fallback] if methods.fallback else [])],
-        "data_sources": dict(sources or {}),
-    }
+def with_new_keys(data: Any) -> Any:
+    """The same data under today's keys. Where both are there, today's key wins.
 
-
-def is_counted(facts: Mapping[str, Any]) -> bool:
-    return bool(facts.get("method")) and not facts.get("is_reference")
-
-
-def read_method_results(path: Path, floor: float = FLOOR) -> Methods:
-    return replace(from_results(read_file(path), str(path), floor), read=(path,))
-
-
-def read_utility(path: Path) -> tuple[dict[str, float | None], str]:
-    """utility_rel of every model that is not a reference, as a method_results.json states it, and of what it is made.
-
-    The stated value is taken where there is one: published filters use it, and it need not be computable here.
+    >>> with_new_keys({"avg_udr": 0.5, "rows": [{"udr": 1}, {"udr": 2, "uds": 3}]})
+    {'avg_uds': 0.5, 'rows': [{'uds': 1}, {'uds': 3}]}
     """
-    data = read_file(path)
-    methods = from_results(data, str(path))
-    out: dict[str, float | None] = {}
-    for stated, row in zip(data["models"], methods.rows, strict=True):
-        if not stated.get("is_reference"):
-            own = stated.get("utility_rel")
-            out[row.name] = row.published.utility_rel if own is None else own
-    return out, methods.fallback
-
-
-# ---- optimal_thresholds.json --------------------------------------------------------------------------------------
-
-
-def thresholds_json(judged: Judged) -> dict[str, Any]:
-    """Thresholds in the metric's own values, and which side is kept."""
+    if isinstance(data, list):
+        return [with_new_keys(value) for value in data]
+    if not isinstance(data, Mapping):
+        return data
     out = {}
-    for name, v in judged.pools.items():
-        t = v.result.threshold
-        if t is None:
-            continue
-        out[name] = {
-            "threshold": v.direction.raw(t.m),
-            "threshold_m": t.m,
-            "m": v.direction.space,
-            "interval_m": t.interval,
-            "accuracy": t.accuracy,
-            "p_higher": v.direction.knows == "high",
-            "direction": "keep_below" if v.direction.knows == "high" else "keep_above",
-            "protocol": v.protocol,
-            **({"note": t.note} if t.note else {}),
-        }
-        if v.direction.knows not in ("high", "low"):
-            del out[name]["p_higher"], out[name]["direction"]  # kept is what has a low m, on neither side of x
+    for key, value in data.items():
+        # A file that has both names has one value under both: the former one is an alias.
+        if RENAMED.get(key) not in data:
+            out[RENAMED.get(key, key)] = with_new_keys(value)
     return out
 
 
-def read_thresholds(path: Path) -> dict[str, float]:
+def key_ages(data: Any) -> set[str]:
+    """Which names some data uses: old, new, both or neither.
+
+    Published summaries write one value under both names: that is today's name with an alias, not a mixture.
+
+    >>> sorted(key_ages({"udr": 1, "more": [{"avg_uds": 2}]})), key_ages({"avg_udr": 0.5, "avg_uds": 0.5})
+    (['new', 'old'], {'new'})
+    """
+    ages: set[str] = set()
+    if isinstance(data, list):
+        for value in data:
+            ages |= key_ages(value)
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            # One value under both names.
+            if key in RENAMED and RENAMED[key] in data and data[RENAMED[key]] == value:
+                continue
+            if key in RENAMED:
+                ages.add("old")
+            elif key in RENAMED.values():
+                ages.add("new")
+            ages |= key_ages(value)
+    return ages
+
+
+# ---- optimal_thresholds.json -------------------------------------------------------------------------------------
+
+
+def read_thresholds(path: Path) -> dict[str, Cut]:
     """Thresholds on m, from our file, from {metric: number}, or from the criteria of a usable_models.json."""
-    bodies = _threshold_bodies(path)
-    return {short(str(name)): _on_m(str(name), body, path) for name, body in bodies.items()}
+    bodies: Any = read_file(path)
+    # In a usable_models.json the thresholds are among the criteria.
+    criteria = bodies
+    for key in ("criteria", "metric_threshold_filter", "thresholds"):
+        criteria = criteria.get(key) if isinstance(criteria, Mapping) else None
+    if isinstance(criteria, Mapping) and criteria:
+        bodies = criteria
+    out = {}
+    for name, body in bodies.items():
+        entry = body if isinstance(body, Mapping) else {"threshold": body}
+        out[short(str(name))] = Cut(_threshold_on_m(str(name), entry, path), str(entry.get("protocol") or ""))
+    return out
 
 
-def read_threshold_protocols(path: Path) -> dict[str, str]:
-    """How each threshold was measured, where the file says so."""
-    bodies = _threshold_bodies(path).items()
-    return {short(str(n)): str(b["protocol"]) for n, b in bodies if isinstance(b, Mapping) and b.get("protocol")}
+def _threshold_on_m(name: str, entry: Mapping[str, Any], path: Path) -> float:
+    """A threshold in one of the forms in circulation, turned so that high means "knows".
 
-
-class _Filter(TypedDict, total=False):
-    thresholds: dict[str, Any] | None
-
-
-class _Criteria(TypedDict, total=False):
-    metric_threshold_filter: _Filter | None
-
-
-class _Thresholds(TypedDict, total=False):
-    criteria: _Criteria | None
-
-
-def _threshold_bodies(path: Path) -> Mapping[str, Any]:
-    """The file itself, or the criteria inside a usable_models.json."""
-    data = read_file(path)
-    check_form(data, _Thresholds, str(path))
-    found = ((data.get("criteria") or {}).get("metric_threshold_filter") or {}).get("thresholds")
-    return found or data
-
-
-def _on_m(name: str, body: Any, path: Path) -> float:
-    entry = body if isinstance(body, Mapping) else {"threshold": body}
-    if (m := number(entry.get("threshold_m"))) is not None:
+    Ours has `threshold_m`. Published ones have a value of the metric with the side that is kept, a value that is
+    already turned (`threshold_space: 1-uds`), or a plain number, whose direction is that of the metric's name.
+    """
+    m, value = number(entry.get("threshold_m")), number(entry.get("threshold"))
+    if m is not None:
         return m
-    value = number(entry.get("threshold"))
     if value is None:
         raise UserError(f"{path}: {name} has no threshold that is a number; write {name}: NUMBER.")
-    space = str(entry.get("threshold_space", "raw"))
-    if space != "raw":  # already turned: "1-uds"
-        return float(value)
+    if entry.get("threshold_space", "raw") != "raw":  # already turned: "1-uds"
+        return value
     side = entry.get("direction")
-    if side in ("keep_below", "keep_above", "pass_if_ge", "pass_if_le"):
-        return Direction("high" if side in ("keep_below", "pass_if_le") else "low").m(float(value))
-    return direction_of(name).m(float(value))
+    if side in ("keep_below", "pass_if_le"):
+        return Direction("high").m(value)
+    if side in ("keep_above", "pass_if_ge"):
+        return Direction("low").m(value)
+    return direction_of(name).m(value)
 
 
-# ---- meta_eval.json -----------------------------------------------------------------------------------------------
+# ---- meta_eval.json ----------------------------------------------------------------------------------------------
 
 
 def meta_eval_json(
-    judged: Judged,
-    before: Mapping[str, Any] | None = None,
+    judged: JudgedPools | JudgedAttacks,
+    old: Mapping[str, Any] | None = None,
     sources: Mapping[str, Any] | None = None,
     accept_mixture: bool = False,
-) -> Any:
-    """The file with the judged half replaced; the other half, if `before` has it, stays. Overall needs both, measured
+) -> dict[str, Any]:
+    """The file with the judged half replaced; the other half, if `old` has it, stays. Overall needs both, measured
     in the same way unless a mixture is accepted; then the notes say so."""
-    old = before or {}
-    faithful = {n: _faithful_json(v) for n, v in judged.pools.items()} or dict(old.get("faithfulness") or {})
-    robust = {n: _robust_json(v) for n, v in judged.attacks.items()} or dict(old.get("robustness") or {})
-    names = _all_names(faithful, robust)
-    mixed = {n: why for n in names if n in faithful and n in robust and (why := _mixed(faithful[n], robust[n]))}
+    old = old or {}
+    halves = {half: dict(old.get(half) or {}) for half in ("faithfulness", "robustness")}
+    half = "faithfulness" if isinstance(judged, JudgedPools) else "robustness"
+    halves[half] = dict(judged.entries) or halves[half]
+    faithful, robust = halves["faithfulness"], halves["robustness"]
+    notes = {key: words for key, words in (old.get("notes") or {}).items() if not key.startswith(MIXED)}
+    notes |= {f"skipped: {name}": why for name, why in judged.skipped.items()}
+    for name, entry in robust.items():
+        if theirs := entry.get("threshold_protocol"):
+            notes[MIXED_THRESHOLD + name] = (
+                f"the threshold of {entry['filtered_by']} was measured as '{theirs}', the models as "
+                f"'{entry.get('protocol')}'"
+            )
+    ranks = {}
+    for name in metric_names(halves):
+        if name not in faithful or name not in robust:
+            continue
+        ranks[name] = overall(faithful[name].get("auc_roc"), robust[name].get("agg"))
+        a, b = faithful[name].get("protocol"), robust[name].get("protocol")
+        # AUC and R, Q of different protocols are facts about two different metrics; their mean is about neither.
+        if a and b and a != b:
+            if not accept_mixture:
+                ranks[name] = None
+            beginning = MIXED_OVERALL if accept_mixture else NO_OVERALL
+            notes[beginning + name] = f"faithfulness was measured as '{a}', robustness as '{b}'"
+    asked = old.get("asked")  # how each half was made; the command that makes a half adds its own
     return {
-        "metrics": [_label(n) for n in names if n in faithful or n in robust],
-        "faithfulness": faithful,
-        "robustness": robust,
-        "overall": {
-            n: overall(faithful[n].get("auc_roc"), robust[n].get("agg")) if accept_mixture or n not in mixed else None
-            for n in names
-            if n in faithful and n in robust
-        },
+        "metrics": [_label(name) for name in metric_names(halves)],
+        **halves,
+        "overall": ranks,
         "formulas": FORMULAS,
-        "notes": {
-            **{k: v for k, v in (old.get("notes") or {}).items() if not k.startswith(MIXED)},
-            **{f"skipped: {n}": why for n, why in judged.skipped.items()},
-            **{f"{MIXED_THRESHOLD}{n}": why for n, body in robust.items() if (why := _other_threshold(body))},
-            **{f"{MIXED_OVERALL if accept_mixture else NO_OVERALL}{n}": why for n, why in mixed.items()},
-        },
+        "notes": notes,
         "data_sources": {**(old.get("data_sources") or {}), **(sources or {})},
-        "asked": _asked_before(old),
+        "asked": dict(asked) if isinstance(asked, Mapping) else {},
         "versions": {"vestige": versions().get("vestige", "")},
     }
 
 
-def _asked_before(old: Mapping[str, Any]) -> dict[str, Any]:
-    """How each half was made, as far as the file says; the command that makes a half adds its own."""
-    said = old.get("asked")
-    return dict(said) if isinstance(said, Mapping) else {}
+def metric_names(body: Mapping[str, Any]) -> list[str]:
+    """The metrics that a meta_eval.json judges, those of the published table first."""
+    # The published order, so that tables of several files can be laid side by side.
+    judged = {*body["faithfulness"], *body["robustness"]}
+    return [*(name for name in KNOWN if name in judged), *sorted(judged - set(KNOWN))]
 
 
-def _all_names(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> list[str]:
-    return [*KNOWN, *sorted({*faithful, *robust} - set(KNOWN))]
-
-
-def labels_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The list `metrics` that belongs to the metrics a meta_eval.json judges."""
-    faithful, robust = body["faithfulness"], body["robustness"]
-    return [_label(n) for n in _all_names(faithful, robust) if n in faithful or n in robust]
-
-
-def _mixed(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> str:
-    """Why the two halves of a metric's verdict do not belong together, or nothing."""
-    a, b = faithful.get("protocol"), robust.get("protocol")
-    return f"faithfulness was measured as '{a}', robustness as '{b}'" if a and b and a != b else ""
-
-
-def _other_threshold(robust: Mapping[str, Any]) -> str:
-    """That a metric's models were chosen by a threshold measured in another way, or nothing."""
-    theirs, ours = robust.get("threshold_protocol"), robust.get("protocol")
-    return (
-        f"the threshold of {robust['filtered_by']} was measured as '{theirs}', the models as '{ours}'" if theirs else ""
-    )
+def _label(name: str) -> dict[str, Any]:
+    """A metric as the published file lists it: its name in print, its family, and what it needs (O, R, I)."""
+    known = KNOWN.get(name)
+    if known is None:
+        return {"key": name, "label": name, "category": "own", "tags": []}
+    return {"key": name, "label": known.label, "category": known.category, "tags": list(known.tags)}
 
 
 def read_meta_eval(path: Path) -> dict[str, Any]:
@@ -224,6 +191,7 @@ def read_meta_eval(path: Path) -> dict[str, Any]:
 
 
 def checked_meta_eval(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The same data, if each metric has the numbers that a table, a page or a plot is made of."""
     for part, keys in (("faithfulness", ("auc_roc",)), ("robustness", ("relearning", "quantization", "agg"))):
         section = data.get(part)
         if not isinstance(section, Mapping):
@@ -234,72 +202,39 @@ def checked_meta_eval(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return dict(data)
 
 
-def _label(name: str) -> dict[str, Any]:
-    known = KNOWN.get(name)
-    if known is None:
-        return {"key": name, "label": name, "category": "own", "tags": []}
-    return {"key": name, "label": known.label, "category": known.category, "tags": list(known.tags)}
-
-
-def _faithful_json(v: PoolVerdict) -> dict[str, Any]:
-    r = v.result
-    out: dict[str, Any] = {
-        "auc_roc": r.auc,
-        "auc_interval": r.interval,
-        "p_mean": v.p_mean,
-        "n_mean": v.n_mean,
-        "n_p": r.n_p,
-        "n_n": r.n_n,
-        "knows": v.direction.knows,
-        "m": v.direction.space,
-        "direction_from": v.direction.said_by,
-        "protocol": v.protocol,
-        "threshold_m": r.threshold.m if r.threshold else None,
-        "accuracy": r.threshold.accuracy if r.threshold else None,
-        "pools": {side: dict(values) for side, values in v.pools.items()},
-    }
-    more = {"missing": list(r.missing), "reason": r.reason, "notes": list(r.notes)}
-    return {**out, **{k: x for k, x in more.items() if x}}
-
-
-def _robust_json(v: AttackVerdict) -> dict[str, Any]:
-    def numbers(r: Robustness) -> dict[str, Any]:
-        out: dict[str, Any] = {"relearning": r.relearning, "quantization": r.quantization, "agg": r.agg}
-        return {**out, "intervals": dict(r.intervals), **({"reasons": dict(r.reasons)} if r.reasons else {})}
-
-    return {
-        **numbers(v.result),
-        "rule": v.result.rule,
-        "rule_in_words": RULES[v.result.rule].words,
-        "n_models": len(v.result.kept),
-        "knows": v.direction.knows,
-        "m": v.direction.space,
-        "protocol": v.protocol,
-        "filtered_by": v.filtered_by or None,
-        "threshold_m": v.threshold,
-        **({"threshold_protocol": v.measured} if v.measured else {}),
-        "per_model": {name: dict(values) for name, values in v.result.per_model.items()},
-        "states": {"retain": asdict(v.retain), "models": {name: asdict(s) for name, s in v.states.items()}},
-        "other_rules": {rule: numbers(r) for rule, r in v.others.items()},
-    }
-
-
-# ---- usable_models.json -------------------------------------------------------------------------------------------
+# ---- usable_models.json ------------------------------------------------------------------------------------------
 
 
 def usable_json(
-    judged: Judged,
+    judged: JudgedAttacks,
     utility: Mapping[str, float | None] | None,
     least_utility: float,
     models: Sequence[str],
     sources: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Which models each metric's robustness was read from, by which criteria, from which files."""
-    kept = usable(judged)
-    sets = [set(k) for k in kept.values()]
     useful = Filters(utility, least_utility=least_utility)
-    passed = [m for m in models if not useful.why_not(m, 0.0)]
-    no_utility = [m for m in models if utility is not None and utility.get(m) is None]
+    passed = [model for model in models if not useful.why_not(model, 0.0)]
+    no_utility: list[str] = []
+    rule = "not applied: none was given"
+    if utility is not None:
+        no_utility = [model for model in models if utility.get(model) is None]
+        rule = f"utility_rel >= {least_utility:g}"
+    thresholds = {}
+    for name, entry in judged.entries.items():
+        if entry["threshold_m"] is None:
+            continue
+        measured = entry.get("threshold_protocol")
+        thresholds[name] = {
+            "threshold_space": "m",
+            "threshold": entry["threshold_m"],
+            "filtered_by": entry["filtered_by"],
+            "protocol": measured or entry["protocol"],
+            **({"models_protocol": entry["protocol"]} if measured else {}),
+        }
+    sets = [set(kept) for kept in judged.kept.values()]
+    by_all = set.intersection(*sets) if sets else set()
+    by_any = set().union(*sets)
     return {
         "source": "vestige meta robustness",
         "data_sources": dict(sources),
@@ -313,41 +248,25 @@ def usable_json(
             "definition": "usable model = passes the utility filter and the metric's threshold",
             "utility_filter": {
                 "metric": "utility_rel",
-                "rule": f"utility_rel >= {least_utility:g}" if utility is not None else "not applied: none was given",
+                "rule": rule,
                 "excluded_count": len(models) - len(passed),
                 "without_utility_rel": no_utility,
             },
             "metric_threshold_filter": {
                 "rule": "m <= threshold",
-                "thresholds": {
-                    n: {
-                        "threshold_space": "m",
-                        "threshold": v.threshold,
-                        "filtered_by": v.filtered_by,
-                        "protocol": v.measured or v.protocol,
-                        **({"models_protocol": v.protocol} if v.measured else {}),
-                    }
-                    for n, v in judged.attacks.items()
-                    if v.threshold is not None
-                },
-                "not_applied": [n for n, v in judged.attacks.items() if v.threshold is None],
+                "thresholds": thresholds,
+                "not_applied": [name for name in judged.entries if name not in thresholds],
             },
         },
         "counts": {
             "models": len(models),
-            "metrics": len(kept),
+            "metrics": len(judged.kept),
             "utility_pass_only": len(passed),
-            "usable_per_metric": {n: len(k) for n, k in kept.items()},
-            "intersection_all_metrics": len(set.intersection(*sets)) if sets else 0,
-            "union_any_metric": len(set.union(*sets)) if sets else 0,
+            "usable_per_metric": {name: len(kept) for name, kept in judged.kept.items()},
+            "intersection_all_metrics": len(by_all),
+            "union_any_metric": len(by_any),
         },
-        "usable_models_per_metric": {n: list(k) for n, k in kept.items()},
-        "usable_by_all_metrics": sorted(set.intersection(*sets)) if sets else [],
-        "left_out": {n: dict(v.result.left_out) for n, v in judged.attacks.items()},
+        "usable_models_per_metric": {name: list(kept) for name, kept in judged.kept.items()},
+        "usable_by_all_metrics": sorted(by_all),
+        "left_out": {name: dict(left_out) for name, left_out in judged.left_out.items()},
     }
-
-
-def write(directory: Path, name: str, data: Any) -> Path:
-    path = directory / name
-    write_json(path, data)
-    return path

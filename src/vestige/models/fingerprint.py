@@ -14,7 +14,7 @@
     the tokenizer's decoder                texts are decoded again from their ids        name of the folder
     metrics, dialects, plug-ins, rows      scores are made of evidence each time         not at all
 
-A sweep also skips scoring, so its key knows the rest too: `tokenizer_files`, data, plug-ins (sweep/keys.py).
+A sweep also skips scoring, so its key knows the rest too: `tokenizer_files`, data, plug-ins (sweep/tasks.py).
 
 A fingerprint is a name for a model's weights: equal weights, equal name; one number changed, another name. Every cache
 is keyed by it, so it must never be stale and should rarely be slow. Files are hashed in threads, and each file's digest

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.meta.axes import UDS_ENDS, Methods, from_results
 from vestige.meta.files import checked_meta_eval
-from vestige.meta.methods import UDS_ENDS, Methods, from_results
 from vestige.meta.tree import methods_of
 from vestige.numeric import number
 from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part, tree_part
@@ -30,7 +30,7 @@ from vestige.report.sound import keep_sound
 from vestige.report.training_part import training
 from vestige.store.comparable import UNSTATED, Number, mixtures, number_of
 from vestige.store.kinds import RunSource
-from vestige.stress.registry import attack_named
+from vestige.stress.attacks import attack_named
 from vestige.verdict.runs import Evaluated
 
 TITLE = "Did it forget?"

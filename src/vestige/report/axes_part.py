@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
-from vestige.meta.axes import AXES
-from vestige.meta.methods import SOURCES, WITHOUT_FLUENCY, MethodRow, from_models
-from vestige.meta.numbers import ModelNumbers, Number
+from vestige.meta.axes import AXES, SOURCES, WITHOUT_FLUENCY, MethodRow, from_models
+from vestige.meta.pools import ModelNumbers
 from vestige.metrics.cards import short
 from vestige.report.methods_part import SHOWN_FLOORED, value
+from vestige.store.comparable import Number
 
 if TYPE_CHECKING:
     from vestige.report.assemble import PageWork

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vestige.meta.methods import UDS_ENDS
-from vestige.meta.numbers import read_run
+from vestige.meta.axes import UDS_ENDS
+from vestige.meta.pools import read_run
 from vestige.report.format import finite, plain
 from vestige.report.methods_part import value
 from vestige.report.roster import Met, name_of

@@ -13,11 +13,20 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.meta.files import META_EVAL, METHOD_RESULTS
-from vestige.meta.kind import in_file
-from vestige.meta.old_keys import modern
-from vestige.meta.tree import ResultTree, epochs_of, is_epoch, is_legacy, is_root, other_folders, read_tree
-from vestige.meta.tree_meta import attack_files, faithfulness_file, read_tree_attacks
+from vestige.meta.checks import in_file
+from vestige.meta.files import META_EVAL, METHOD_RESULTS, with_new_keys
+from vestige.meta.tree import (
+    ResultTree,
+    attack_files,
+    epochs_of,
+    faithfulness_file,
+    is_epoch,
+    is_legacy,
+    is_root,
+    other_folders,
+    read_tree,
+    read_tree_attacks,
+)
 from vestige.metrics.trajectory import VIEWS
 from vestige.report.format import PAGE, REPORT
 from vestige.runs.manifest import read_run
@@ -60,7 +69,7 @@ class FoundRuns:
     def read(self, path: Path, kind: type = dict) -> Any:
         """JSON of the kind expected; otherwise a problem is noted and the file passed over."""
         try:
-            data = modern(read_json(path))
+            data = with_new_keys(read_json(path))
         except (OSError, ValueError) as error:
             self.leave_out(f"{path.name} cannot be read ({type(error).__name__}); it was left out.", path)
             return None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.meta.axes import AXIS_TABLE, FLOOR, LABELS, MEM, MIA, PART_LABELS, WAYS, Axis, formula, similarity
-from vestige.meta.bench import ELSEWHERE
-from vestige.meta.methods import SOURCES
+from vestige.meta.axes import AXIS_TABLE, FLOOR, LABELS, MEM, MIA, PART_LABELS, SOURCES, WAYS, Axis, formula
+from vestige.meta.pools import ELSEWHERE, similarity
 from vestige.metrics.cards import CARDS, FORGOTTEN, HIGH, KNOWN, Card, card_of, direction_of, facts_of, short
 
 LIKENESS = (similarity.__doc__ or "").strip().splitlines()[0]

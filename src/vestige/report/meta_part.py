@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vestige.meta.axes import EXTRA, SOURCES
 from vestige.meta.files import FORMULAS
-from vestige.meta.methods import EXTRA, SOURCES
 from vestige.meta.robustness import PARTS, RULES, UTILITY_FILTER, overall
 from vestige.metrics.cards import KNOWN, direction_of
 from vestige.report.format import plain

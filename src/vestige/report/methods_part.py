@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vestige.meta.axes import AXES, PARTS
-from vestige.meta.methods import EXTRA, REFERENCES, SCHEMA_PROTOCOLS, MethodRow, Methods
+from vestige.meta.axes import AXES, EXTRA, PARTS, REFERENCES, SCHEMA_PROTOCOLS, MethodRow, Methods
 from vestige.metrics.cards import schema_protocol
 from vestige.types import short_id
 

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from vestige.errors import unknown_name
-from vestige.meta.methods import facts_of
+from vestige.meta.axes import facts_of
 from vestige.types import short_id
 
 # Last parts of paths that name no model: the part before them does.

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from vestige.meta.pools import Attacks
-from vestige.meta.tree import ResultTree, methods_of
-from vestige.meta.tree_meta import tree_meta
+from vestige.meta.tree import ResultTree, methods_of, tree_meta
 from vestige.metrics.cards import CHAT, KNOWN
 from vestige.report.attacks_part import sweep_curve
 from vestige.report.gather import FoundRuns
 from vestige.report.methods_part import value
 from vestige.store.kinds import RunSource
-from vestige.stress.registry import attack_named
+from vestige.stress.attacks import attack_named
 
 # The published tables' metrics of outputs, with the handlers that explain them.
 OUTPUTS = {k: known.handler for k, known in KNOWN.items() if known.handler and known.protocol == CHAT}

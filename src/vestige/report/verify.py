@@ -12,15 +12,14 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.meta.axes import AXIS_TABLE, definitions
-from vestige.meta.files import META_EVAL, METHOD_RESULTS
-from vestige.meta.old_keys import RENAMED, ages
+from vestige.meta.checks import Checked, check_meta
+from vestige.meta.files import META_EVAL, METHOD_RESULTS, RENAMED, key_ages
 from vestige.report.assemble import assemble
 from vestige.report.format import PAGE, REPORT, Report
 from vestige.report.format import check_report as misfits
 from vestige.report.gather import digest, gather
 from vestige.report.glossary import entry
 from vestige.report.run import again as asked_again
-from vestige.results.meta_checks import Checked, check_meta
 from vestige.show.progress import hushed
 
 DATA = re.compile(r'<script type="application/json"[^>]*>(.*?)</script>', re.S)
@@ -143,7 +142,7 @@ def _keys(path: Path, report: Report) -> Iterator[str]:
 
 def _ages(file: Path) -> set[str]:
     try:
-        return ages(read_json(file))
+        return key_ages(read_json(file))
     except (OSError, ValueError):
         return set()  # said elsewhere
 

@@ -124,11 +124,11 @@ KINDS = {
         KnownKind("depth", "vestige.depth.kind.KIND", ("summary.json",)),
         KnownKind("stress", "vestige.stress.kind.KIND", ("stress.json",)),
         KnownKind("collapse", "vestige.collapse.kind.KIND", ("metrics.json",)),
-        KnownKind("train", "vestige.unlearn.kind.KIND", ("training.json",)),
-        KnownKind("watch", "vestige.watch.kind.KIND", ("watch.json",)),
+        KnownKind("train", "vestige.unlearn.looks.TRAIN", ("training.json",)),
+        KnownKind("watch", "vestige.unlearn.looks.WATCH", ("watch.json",)),
         # Not a run but a folder of runs: only a report takes something from its table.
-        KnownKind("sweep", "vestige.sweep.kind.KIND", shown=("sweep.json",)),
-        KnownKind("meta", "vestige.results.meta_checks.KIND", META_FILES),
+        KnownKind("sweep", "vestige.sweep.run.KIND", shown=("sweep.json",)),
+        KnownKind("meta", "vestige.meta.checks.KIND", META_FILES),
     )
 }
 

@@ -1,6 +1,7 @@
-"""Does it come back under attack? Attacks on weights, on prompts and on answers."""
+"""Does it come back under attack? Attacks on weights, on prompts and on answers.
 
-# Each of these modules enters the records of its attacks, in the order in which they are tried.
-from vestige.stress import attacks, prompts, leak, registry  # noqa: F401, I001
-
-registry.OURS.update(registry.ATTACKS)
+- attacks: ATTACKS, register, attack: every attack as one record; WeightsAttack, PromptAttack, AnswersAttack
+- copies: attack_weights: one attack on one checkpoint, for `stress` and sweeps alike; rows held out of a lesson
+- run: make_stress, stress: every attack on a model and its control, before and after; the tables that are shown
+- kind: stress.json as a kind of run
+"""

@@ -1,75 +1,81 @@
-"""Stress runs as a kind of run: their evidence is that of the evaluations inside them. See store/kinds.py."""
+"""stress.json as a kind of run: its evidence is that of the evaluations inside it. See store/kinds.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from vestige.schema import number
-from vestige.store.files import read_ours
-from vestige.store.forms import AttackedForm
+from vestige.io import decode
 from vestige.store.kinds import Kind, Reader, RunSource
 from vestige.types import RunAccount, RunNumber, RunTable
 
 
-class _Rows(TypedDict):
-    rows: list[AttackedForm]
+@dataclass(frozen=True)
+class _Row:
+    model: str
+    attack: str
+    budget: float | None
+    values: dict[str, float | None]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _StressFile:
+    rows: list[_Row]
 
 
 def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
+    """The table, the manifests before any attack, and every evaluation: model | retain -> label -> its two files."""
     file = path / "stress.json"
     data = read(file, dict) if file.is_file() else None
     if data is None or "rows" not in data:
         return
-    manifests = {who: path / "evals" / who / "before" / "manifest.json" for who in ("model", "retain")}
-    there = {who: f for who, f in manifests.items() if f.is_file()}
-    more = {who: read(f, dict) or {} for who, f in there.items()}
-    files, evals = _evaluations(path, read)
-    behind = dict.fromkeys((file, *there.values(), *files))
-    yield RunSource("stress", path, tuple(behind), {**data, "manifests": more, "evals": evals})
-
-
-def _evaluations(path: Path, read: Reader) -> tuple[list[Path], dict[str, Any]]:
-    """The evaluations of attacked copies, with their rows: model | retain -> label -> results and manifest."""
-    files: list[Path] = []
-    out: dict[str, Any] = {}
+    files: dict[Path, None] = {file: None}
+    manifests: dict[str, Any] = {}
+    for who in ("model", "retain"):
+        manifest = path / "evals" / who / "before" / "manifest.json"
+        if manifest.is_file():
+            files[manifest] = None
+            manifests[who] = read(manifest, dict) or {}
+    evals: dict[str, dict[str, Any]] = {}
     for manifest in sorted(path.glob("evals/*/*/manifest.json")):
-        results = next(iter(sorted(manifest.parent.glob("*_EVAL.json"))), None)
-        if results is not None:
-            files += [results, manifest]
-            one = {"results": read(results, dict) or {}, "manifest": read(manifest, dict) or {}}
-            out.setdefault(manifest.parent.parent.name, {})[manifest.parent.name] = one
-    return files, out
+        run = manifest.parent
+        for results in sorted(run.glob("*_EVAL.json"))[:1]:
+            files |= {results: None, manifest: None}
+            content = {"results": read(results, dict) or {}, "manifest": read(manifest, dict) or {}}
+            evals.setdefault(run.parent.name, {})[run.name] = content
+    yield RunSource("stress", path, tuple(files), {**data, "manifests": manifests, "evals": evals})
 
 
 def _values(path: Path) -> dict[str, Any]:
     """Every number of the table: model, attack, budget and metric."""
-    rows: list[AttackedForm] = read_ours(path / "stress.json", _Rows)["rows"]
-    return {
-        "/".join([r["model"], r["attack"], *([f"{r['budget']:g}"] if r["budget"] is not None else []), metric]): value
-        for r in rows
-        for metric, value in r["values"].items()
-    }
+    values: dict[str, Any] = {}
+    for row in decode(path / "stress.json", _StressFile).rows:
+        budget = [] if row.budget is None else [f"{row.budget:g}"]
+        for metric, value in row.values.items():
+            values["/".join([row.model, row.attack, *budget, metric])] = value
+    return values
 
 
 def _account(path: Path) -> RunAccount:
     """A number per model, attack, budget and metric; the same as a table."""
-    rows: list[AttackedForm] = read_ours(path / "stress.json", _Rows)["rows"]
-    metrics = list(dict.fromkeys(m for r in rows for m in r["values"]))
-    head = ("model", "attack", "budget")
-    lines = [(r["model"], r["attack"], r["budget"], *(number(r["values"].get(m)) for m in metrics)) for r in rows]
-    numbers = {name: RunNumber(number(value)) for name, value in _values(path).items()}
-    notes = tuple(dict.fromkeys(str(n) for r in rows for n in r.get("notes") or ()))
-    manifest = read_ours(path / "manifest.json", dict[str, Any]) if (path / "manifest.json").is_file() else {}
+    rows = decode(path / "stress.json", _StressFile).rows
+    metrics = list(dict.fromkeys(metric for row in rows for metric in row.values))
+    lines = []
+    for row in rows:
+        lines.append((row.model, row.attack, row.budget, *(row.values.get(metric) for metric in metrics)))
+    manifest = path / "manifest.json"
+    created = decode(manifest, dict[str, Any]).get("created", "") if manifest.is_file() else ""
     return RunAccount(
         name=path.resolve().name,
         kind="stress",
         suite="stress",
-        created=str(manifest.get("created", "")),
-        numbers=numbers,
-        tables={"attacks": RunTable((*head, *metrics), tuple(lines))},
-        notes=notes,
+        created=str(created),
+        numbers={name: RunNumber(value) for name, value in _values(path).items()},
+        tables={"attacks": RunTable(("model", "attack", "budget", *metrics), tuple(lines))},
+        notes=tuple(dict.fromkeys(note for row in rows for note in row.notes)),
     )
 
 

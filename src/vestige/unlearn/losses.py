@@ -242,7 +242,7 @@ def mdu(
     """Masked diffusion unlearning: answer as if the prompt had not been read.
 
     gamma mean KL(softmax l_c || softmax(tau (l_u - eta (l_c - l_u)))) + alpha retain, over hidden tokens. l_c are the
-    logits with the prompt, `anchor` (l_u) those of the starting model behind a prompt of masks; the goal is a constant
+    logits with the prompt, `anchor` (l_u) those of the starting model after a prompt of masks; the goal is a constant
     of the step. eta > 0 pushes past the anchor, away from what the prompt adds; tau = 0 makes the goal uniform:
 
     >>> import torch
@@ -251,10 +251,10 @@ def mdu(
     >>> round(float(mdu(torch.tensor([[0.0, 99.0]]), torch.zeros(1, 2), torch.tensor(0.0), tau=0.0)), 4)  # log 2
     0.6931
     """
-    given, told_nothing = logits.float(), anchor.float()
-    goal = (tau * (told_nothing - eta * (given.detach() - told_nothing))).log_softmax(dim=-1)
-    ours = given.log_softmax(dim=-1)
-    distance = F.kl_div(goal, ours, reduction="sum", log_target=True) / max(1, len(given))  # KL(ours || goal)
+    prompted, unprompted = logits.float(), anchor.float()
+    goal = (tau * (unprompted - eta * (prompted.detach() - unprompted))).log_softmax(dim=-1)
+    ours = prompted.log_softmax(dim=-1)
+    distance = F.kl_div(goal, ours, reduction="sum", log_target=True) / max(1, len(prompted))  # KL(ours || goal)
     return gamma * distance + alpha * retain_loss
 
 

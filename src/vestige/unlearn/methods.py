@@ -1,18 +1,19 @@
 """Unlearning methods by name: which forward passes a step needs, and the loss made of them.
 
-A method is one record: its names, its loss, its knobs, and what must be prepared for it. A plug-in enters one in the
-same way (`method`), and no configuration file is needed (one in configs/trainer gives other defaults). A step runs a
-forward pass only when a method asks for it, so a method never declares (or pays for) what it does not read. The step's
-objective says what a forward pass and a loss are, so a method serves causal and masked models alike.
+A method is one record (`Method`): its names, its loss of a `Step`, and what must be prepared for it. A plug-in enters
+one in the same way (`method`), and no configuration file is needed (one in configs/trainer gives other defaults). A
+step runs a forward pass only when a method reads its result, so a method never declares (or pays for) what it does not
+read. The step's objective says what a forward pass and a loss are, so a method serves causal and masked models alike.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from typing import Any
 
@@ -21,10 +22,10 @@ from torch import Tensor
 
 from vestige.errors import UserError, unknown_name
 from vestige.unlearn import losses
-from vestige.unlearn.activations import Watched, layer_of
 from vestige.unlearn.objectives import Causal, MaskedBatch, MaskedDiffusion, Objective, TrainingBatch
 
 RETAIN_LOSSES = ("NLL", "KL")
+USUAL_LAYER = 7  # whose output RMU steers, as in its paper
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Step:
     model: Any
     forget: TrainingBatch
     retain: TrainingBatch | None = None
-    reference: Any = None
+    reference: Any = None  # a frozen copy of the starting model
     objective: Objective = field(default_factory=Causal)
     alternate: TrainingBatch | None = None  # the same questions with the answers to prefer
     retain_loss_type: str = "NLL"  # KL: stay near the reference on the retain rows
@@ -56,7 +57,19 @@ class Step:
     @cached_property
     def forget_lengths(self) -> Tensor:
         """How many tokens each answer has."""
-        return self.forget.sizes if isinstance(self.forget, MaskedBatch) else (self.forget.labels != -100).sum(dim=-1)
+        if isinstance(self.forget, MaskedBatch):
+            return self.forget.sizes
+        return (self.forget.labels != losses.IGNORE).sum(dim=-1)
+
+    @cached_property
+    def token_nll(self) -> Tensor:
+        """The loss of each place of the forget batch, at the places of `token_labels`."""
+        logits, labels = align_logits(self.forget_logits, self.forget)
+        return losses.placed_nll(logits, labels)
+
+    @property
+    def token_labels(self) -> Tensor:
+        return align_labels(self.forget.labels, self.forget)
 
     @cached_property
     def reference_logits(self) -> Tensor:
@@ -65,8 +78,7 @@ class Step:
 
     @cached_property
     def reference_nll(self) -> Tensor:
-        with torch.no_grad():
-            return self.objective.nll(self.reference_logits, self.forget)
+        return self.objective.nll(self.reference_logits, self.forget)
 
     @cached_property
     def anchor_logits(self) -> Tensor:
@@ -77,48 +89,46 @@ class Step:
 
     @cached_property
     def alternate_nll(self) -> Tensor:
-        return self.objective.nll(self.objective.logits(self.model, self._alternate), self._alternate)
+        return self.objective.nll(self.objective.logits(self.model, self.alternate), self.alternate)
 
     @cached_property
     def alternate_reference_nll(self) -> Tensor:
         with torch.no_grad():
-            return self.objective.nll(self.objective.logits(self.reference, self._alternate), self._alternate)
+            logits = self.objective.logits(self.reference, self.alternate)
+        return self.objective.nll(logits, self.alternate)
 
     @cached_property
     def retain_loss(self) -> Tensor:
-        logits = self.objective.logits(self.model, self.kept)
+        logits = self.objective.logits(self.model, self.retain)
         if self.retain_loss_type == "NLL":
-            return self.objective.loss(logits, self.kept)
+            return self.objective.loss(logits, self.retain)
         with torch.no_grad():
-            reference = self.objective.logits(self.reference, self.kept)
+            reference = self.objective.logits(self.reference, self.retain)
         return losses.divergence(logits, reference)
 
-    @property
-    def kept(self) -> TrainingBatch:
-        if self.retain is None:
-            raise ValueError("this method trains on retain rows too, but none were given")
-        return self.retain
 
-    @property
-    def _alternate(self) -> TrainingBatch:
-        if self.alternate is None:
-            raise ValueError("this method needs alternate answers, but none were given")
-        return self.alternate
-
-
-def placed(logits: Tensor, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+def align_logits(logits: Tensor, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
     """Logits and the labels they predict, place by place: causal models look one token ahead, masked ones do not.
 
     A masked model's logits are made only where a label is: its places are those, as one row.
     """
-    return (logits[None] if isinstance(batch, MaskedBatch) else logits[:, :-1]), predicted(batch.labels, batch)
+    aligned = logits[None] if isinstance(batch, MaskedBatch) else logits[:, :-1]
+    return aligned, align_labels(batch.labels, batch)
 
 
-def predicted(labels: Tensor, batch: TrainingBatch) -> Tensor:
-    """Labels of a batch (or some of them, the others IGNORE) at the places of `placed`."""
+def align_labels(labels: Tensor, batch: TrainingBatch) -> Tensor:
+    """Labels of a batch (or some of them, the others IGNORE) at the places of `align_logits`."""
     if isinstance(batch, MaskedBatch):
         return labels[batch.labels != losses.IGNORE][None]
     return labels[:, 1:]
+
+
+def _defaults(function: Callable[..., Any] | None) -> dict[str, Any]:
+    """A function's arguments that have a default."""
+    if function is None:
+        return {}
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
 
 @dataclass(frozen=True)
@@ -128,12 +138,11 @@ class Method:
     name: str  # as in METHODS; other spellings of it (GradDiff for grad_diff) are understood
     title: str  # in words
     loss: Callable[..., Tensor]
-    formula: Callable[..., Tensor] | None = None  # whose arguments with a default are the knobs; None: the loss's own
+    formula: Callable[..., Tensor] | None = None  # called by the loss; its arguments with a default are knobs, too
     needs_reference: bool = False  # a frozen copy of the starting model
     needs_retain: bool = True
     needs_alternate: bool = False
     needs_masks: bool = False  # defined for masked diffusion models only; its knob `eps` says how tokens are hidden
-    more_knobs: Mapping[str, Any] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of knobs that are words
     own_retain_loss: str = ""  # a retain_loss_type that stands for the method's own distance
     also: tuple[str, ...] = ()  # other names of it
@@ -141,14 +150,12 @@ class Method:
     @property
     def knobs(self) -> dict[str, Any]:
         """Every knob with its default."""
-        given = inspect.signature(self.formula or self.loss).parameters.values()
-        own = {p.name: p.default for p in given if p.default is not inspect.Parameter.empty}
-        return {**own, **self.more_knobs}
+        return {**_defaults(self.formula), **_defaults(self.loss)}
 
     def reads_reference(self, retain_loss_type: str) -> bool:
         return self.needs_reference or retain_loss_type == "KL"
 
-    def forgetting(self, objective: Objective, knobs: Mapping[str, Any]) -> Objective:
+    def forget_objective(self, objective: Objective, knobs: Mapping[str, Any]) -> Objective:
         """The objective for the rows to be forgotten; others (retain rows) keep the model's own."""
         if not self.needs_masks:
             return objective
@@ -157,87 +164,97 @@ class Method:
                 f"{self.name} is defined for masked diffusion models (LLaDA, Dream, adapted ones); this "
                 "model reads left to right, so choose another method."
             )
-        eps = knobs.get("eps", self.more_knobs["eps"])
+        eps = {**self.knobs, **knobs}["eps"]
         if not isinstance(eps, int | float) or not 0 <= eps < 1:
             raise UserError(f"The knob eps must be at least 0 and below 1, it is {eps}.")
         return replace(objective, eps=float(eps))
 
 
-def _grad_ascent(step: Step) -> Tensor:
-    return losses.grad_ascent(step.forget_loss)
+# ---- hidden states, which RMU steers --------------------------------------------------------------------------------
 
 
-def _grad_diff(step: Step, **knobs: Any) -> Tensor:
-    return losses.grad_diff(step.forget_loss, step.retain_loss, **knobs)
+def layer_of(model: Any, module_regex: str | None = None) -> Any:
+    """The module whose output is steered: the one the pattern names, else layer 7, or the middle of a shallow model.
+
+    The pattern must match the end of the module's name, so that one written for a plain model also fits a PEFT one.
+    """
+    modules = dict(model.named_modules())
+    blocks = [name for name in modules if re.search(r"(?:^|\.)(?:layers|layer|h|blocks)\.\d+$", name)]
+    if module_regex is not None:
+        matching = [name for name in modules if re.search(rf"(?:^|\.)(?:{module_regex})$", name)]
+        if len(matching) != 1:
+            shown = f"{blocks[0]} to {blocks[-1]}" if blocks else "no numbered layers"
+            raise UserError(
+                f"module_regex '{module_regex}' fits {len(matching)} modules, not one; the model has {shown}."
+            )
+        return modules[matching[0]]
+    if not blocks:
+        raise UserError("This model has no numbered layers that RMU would know; name one with module_regex=PATTERN.")
+    shallow = len(blocks) <= 2 * USUAL_LAYER
+    return modules[blocks[(len(blocks) - 1) // 2 if shallow else USUAL_LAYER]]
 
 
-def _npo(step: Step, **knobs: Any) -> Tensor:
-    return losses.npo(step.forget_nll, step.reference_nll, step.retain_loss, **knobs)
+@contextmanager
+def record_outputs(module: Any) -> Iterator[list[Tensor]]:
+    """A list that grows by the module's output at each forward pass inside the block."""
+    seen: list[Tensor] = []
+
+    def keep(_module: Any, _inputs: Any, output: Any) -> None:
+        seen.append(output[0] if isinstance(output, tuple) else output)
+
+    hook = module.register_forward_hook(keep)
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
-def _simnpo(step: Step, **knobs: Any) -> Tensor:
-    return losses.simnpo(step.forget_nll, step.forget_lengths, step.retain_loss, **knobs)
+# ---- the methods ----------------------------------------------------------------------------------------------------
 
 
-def _dpo(step: Step, **knobs: Any) -> Tensor:
-    return losses.dpo(
-        step.forget_nll,
-        step.reference_nll,
-        step.alternate_nll,
-        step.alternate_reference_nll,
-        step.retain_loss,
-        **knobs,
-    )
+def _apply(formula: Callable[..., Tensor], reads: Sequence[str], step: Step, **knobs: Any) -> Tensor:
+    """A formula of what it reads of a step."""
+    values = [getattr(step, name) for name in reads]
+    return formula(*values, **knobs)
 
 
 def _rmu(
     step: Step,
     steering_coeff: float = 2.0,
     module_regex: str | None = None,
-    trainable_params_regex: Sequence[str] | str | None = None,  # read where the optimiser is made: `chosen_weights`
+    trainable_params_regex: Sequence[str] | str | None = None,  # read where the optimiser is made: `select_weights`
     **knobs: Any,
 ) -> Tensor:
-    masks = [(batch.labels != losses.IGNORE).float() for batch in (step.forget, step.kept)]
-    with Watched(layer_of(step.model, module_regex)) as seen:
+    assert step.retain is not None
+    with record_outputs(layer_of(step.model, module_regex)) as states:
         step.objective.logits(step.model, step.forget)
-        forget = seen.states
-        step.objective.logits(step.model, step.kept)
-        retain = seen.states
-    with torch.no_grad(), Watched(layer_of(step.reference, module_regex)) as seen:
-        step.objective.logits(step.reference, step.kept)
-        held = seen.states
+        forget = states[-1]
+        step.objective.logits(step.model, step.retain)
+        retain = states[-1]
+    with torch.no_grad(), record_outputs(layer_of(step.reference, module_regex)) as held:
+        step.objective.logits(step.reference, step.retain)
     if "direction" not in step.memory:  # one direction for the whole training
         random = torch.rand(forget.shape[-1], dtype=torch.float32).to(forget.device)
         step.memory["direction"] = random / random.norm()
     goal = steering_coeff * step.memory["direction"]
-    forget_distance = losses.activation_distance(forget.float(), goal, masks[0])
-    return losses.rmu(forget_distance, losses.activation_distance(retain.float(), held.float(), masks[1]), **knobs)
+    forget_mask = (step.forget.labels != losses.IGNORE).float()
+    retain_mask = (step.retain.labels != losses.IGNORE).float()
+    forget_distance = losses.activation_distance(forget.float(), goal, forget_mask)
+    retain_distance = losses.activation_distance(retain.float(), held[-1].float(), retain_mask)
+    return losses.rmu(forget_distance, retain_distance, **knobs)
 
 
 def _undial(step: Step, gamma: float = 1.0, alpha: float = 0.0, beta: float = 10.0, everywhere: bool = True) -> Tensor:
-    logits, labels = placed(step.forget_logits, step.forget)
-    teacher, _ = placed(step.reference_logits, step.forget)
+    logits, labels = align_logits(step.forget_logits, step.forget)
+    teacher, _ = align_logits(step.reference_logits, step.forget)
     loss = gamma * losses.undial(logits, teacher, labels, beta, everywhere)
     return loss + alpha * step.retain_loss if alpha else loss
 
 
 def _ceu(step: Step, ignore_first_n_answer_tokens: int = 1) -> Tensor:
-    logits, _ = placed(step.forget_logits, step.forget)
+    logits, _ = align_logits(step.forget_logits, step.forget)
     left = losses.without_first(step.forget.labels, int(ignore_first_n_answer_tokens))  # row by row, before packing
-    return losses.ceu(logits, predicted(left, step.forget))
-
-
-def _token_nll(step: Step) -> tuple[Tensor, Tensor]:
-    logits, labels = placed(step.forget_logits, step.forget)
-    return losses.placed_nll(logits, labels), labels
-
-
-def _satimp(step: Step, **knobs: Any) -> Tensor:
-    return losses.satimp(*_token_nll(step), step.retain_loss, **knobs)
-
-
-def _wga(step: Step, **knobs: Any) -> Tensor:
-    return losses.wga(*_token_nll(step), step.retain_loss, **knobs)
+    return losses.ceu(logits, align_labels(left, step.forget))
 
 
 def _pdu(
@@ -253,7 +270,7 @@ def _pdu(
 ) -> Tensor:
     price = step.memory.setdefault("price", float(alpha))
     if isinstance(step.forget, MaskedBatch):
-        margin = losses.logit_margin(*placed(step.forget_logits, step.forget))
+        margin = losses.logit_margin(*align_logits(step.forget_logits, step.forget))
     else:  # the logits at the labels' own places, not at those that predict them: so does open-unlearning
         margin = losses.logit_margin(step.forget_logits, step.forget.labels)
     loss = losses.pdu(margin, step.retain_loss, price, retain_loss_eps, gamma)
@@ -272,38 +289,32 @@ def _mdu(step: Step, eps: float = 1e-3, **knobs: Any) -> Tensor:
     return losses.mdu(step.forget_logits, step.anchor_logits, step.retain_loss, **knobs)
 
 
-RMU_KNOBS = {"steering_coeff": 2.0, "module_regex": None, "trainable_params_regex": None}
+def _from_formula(name: str, title: str, formula: Callable[..., Tensor], reads: str, **facts: Any) -> Method:
+    """A method whose loss is a formula of what it reads of a step; the formula's defaults are its knobs."""
+    return Method(name, title, partial(_apply, formula, reads.split()), formula, **facts)
 
-PDU_KNOBS = {
-    "alpha": 1.0,
-    "primal_dual": True,
-    "dual_step_size": 1.0,
-    "dual_update_upon": "step",
-    "dual_warmup_epochs": 0.0,
-    "loss_names": None,
-}
 
 OURS = (
-    Method("grad_ascent", "gradient ascent", _grad_ascent, losses.grad_ascent, needs_retain=False),
-    Method("grad_diff", "gradient difference", _grad_diff, losses.grad_diff),
-    Method("npo", "NPO", _npo, losses.npo, needs_reference=True),
-    Method("simnpo", "SimNPO", _simnpo, losses.simnpo),
-    Method("dpo", "DPO", _dpo, losses.dpo, needs_reference=True, needs_alternate=True, also=("AltPO", "IdkDPO")),
-    Method("rmu", "RMU", _rmu, losses.rmu, needs_reference=True, more_knobs=RMU_KNOBS, own_retain_loss="EMBED_DIFF"),
-    Method(
-        "undial",
-        "UNDIAL",
-        _undial,
-        losses.undial,
+    _from_formula("grad_ascent", "gradient ascent", losses.grad_ascent, "forget_loss", needs_retain=False),
+    _from_formula("grad_diff", "gradient difference", losses.grad_diff, "forget_loss retain_loss"),
+    _from_formula("npo", "NPO", losses.npo, "forget_nll reference_nll retain_loss", needs_reference=True),
+    _from_formula("simnpo", "SimNPO", losses.simnpo, "forget_nll forget_lengths retain_loss"),
+    _from_formula(
+        "dpo",
+        "DPO",
+        losses.dpo,
+        "forget_nll reference_nll alternate_nll alternate_reference_nll retain_loss",
         needs_reference=True,
-        needs_retain=False,
-        more_knobs={"gamma": 1.0, "alpha": 0.0},
+        needs_alternate=True,
+        also=("AltPO", "IdkDPO"),
     ),
-    Method("ceu", "CEU", _ceu, losses.ceu, needs_retain=False, more_knobs={"ignore_first_n_answer_tokens": 1}),
-    Method("satimp", "SatImp", _satimp, losses.satimp),
-    Method("wga", "WGA", _wga, losses.wga),
-    Method("pdu", "PDU", _pdu, losses.pdu, more_knobs=PDU_KNOBS, choices={"dual_update_upon": ("step", "epoch")}),
-    Method("mdu", "MDU", _mdu, losses.mdu, needs_reference=True, needs_masks=True, more_knobs={"eps": 1e-3}),
+    Method("rmu", "RMU", _rmu, losses.rmu, needs_reference=True, own_retain_loss="EMBED_DIFF"),
+    Method("undial", "UNDIAL", _undial, needs_reference=True, needs_retain=False),
+    Method("ceu", "CEU", _ceu, needs_retain=False),
+    _from_formula("satimp", "SatImp", losses.satimp, "token_nll token_labels retain_loss"),
+    _from_formula("wga", "WGA", losses.wga, "token_nll token_labels retain_loss"),
+    Method("pdu", "PDU", _pdu, choices={"dual_update_upon": ("step", "epoch")}),
+    Method("mdu", "MDU", _mdu, losses.mdu, needs_reference=True, needs_masks=True),
 )
 METHODS: dict[str, Method] = {record.name: record for record in OURS}
 
@@ -343,23 +354,22 @@ def method_named(name: str) -> Method:
     return METHODS[method_key(name)]
 
 
-def chosen_weights(model: Any, knobs: Mapping[str, Any]) -> list[str] | None:
+def select_weights(model: Any, knobs: Mapping[str, Any]) -> list[str] | None:
     """The parameters a method updates: those whose whole name matches one of its patterns; None: all of them."""
-    said = knobs.get("trainable_params_regex")
-    if said is None:
+    patterns = knobs.get("trainable_params_regex")
+    if patterns is None:
         return None
-    patterns = said if isinstance(said, list | tuple) else [said]
-    if not all(isinstance(p, str) for p in patterns):
-        raise UserError(f"trainable_params_regex should be a list of regular expressions, it is {said!r}.")
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    names = [name for name, _ in model.named_parameters()]
     try:
-        out = [name for name, _ in model.named_parameters() if any(re.fullmatch(p, name) for p in patterns)]
-    except re.error as error:
-        raise UserError(f"trainable_params_regex is not a list of regular expressions: {error}.") from None
-    if not out:
-        names = [name for name, _ in model.named_parameters()]
+        chosen = [name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)]
+    except (re.error, TypeError) as error:
+        raise UserError(f"trainable_params_regex should be a list of regular expressions: {error}.") from None
+    if not chosen:
         like = names[len(names) // 2]
         raise UserError(f"trainable_params_regex {patterns} matches the name of no parameter; one of them is {like}.")
-    return out
+    return chosen
 
 
 def split_knobs(name: str, knobs: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
@@ -367,13 +377,13 @@ def split_knobs(name: str, knobs: Mapping[str, Any] | None) -> tuple[dict[str, A
     own = dict(knobs or {})
     retain_loss_type = str(own.pop("retain_loss_type", None) or "NLL")
     method = method_named(name)
-    for knob in own:
-        if knob not in method.knobs:
-            raise unknown_name("knob", knob, [*method.knobs, "retain_loss_type"], f"(of {name})")
-        number = isinstance(method.knobs[knob], Real) and not isinstance(method.knobs[knob], bool)
-        if number and (isinstance(own[knob], bool) or not isinstance(own[knob], Real)):
-            raise UserError(f"The knob {knob} (of {name}) must be a number, it is {own[knob]!r}.")
-    if method.own_retain_loss and retain_loss_type == method.own_retain_loss:
+    defaults = method.knobs
+    for knob, value in own.items():
+        if knob not in defaults:
+            raise unknown_name("knob", knob, [*defaults, "retain_loss_type"], f"(of {name})")
+        if _is_number(defaults[knob]) and not _is_number(value):
+            raise UserError(f"The knob {knob} (of {name}) must be a number, it is {value!r}.")
+    if retain_loss_type == method.own_retain_loss:
         retain_loss_type = "NLL"  # its own distance, which reads no retain loss
     if retain_loss_type not in RETAIN_LOSSES:
         raise unknown_name("retain_loss_type", retain_loss_type, RETAIN_LOSSES, f"(of {name})")
@@ -381,3 +391,7 @@ def split_knobs(name: str, knobs: Mapping[str, Any] | None) -> tuple[dict[str, A
         if own.get(knob, allowed[0]) not in allowed:
             raise UserError(f"{knob} must be {' or '.join(allowed)}, it is {own[knob]}.")
     return own, retain_loss_type
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -87,13 +87,13 @@ class MaskedDiffusion:
     `least` and `most` bound the share of an answer that is hidden. LLaDA's loss has 0 and 1. A small model that starts
     from nothing learns much sooner what context is good for when most of it is there.
 
-    `kept` is the share of the trained tokens that stay visible, as in BERT. A sampler shows the model what is decided;
+    `visible` is the share of the trained tokens that stay visible, as in BERT. A sampler shows what is decided;
     without it, what the model says at those places is arbitrary. Leave it at 0 to estimate a likelihood.
 
     `eps`, where given, hides every token by itself, with a probability drawn per row from (eps, 1): what a method whose
     definition says so needs. Otherwise a number of tokens is drawn, which varies less (`hidden_counts`).
 
-    `asked` says how the family wants to be asked: which mask makes it look both ways, and whether its logits are about
+    `predictor` says how the family is called: which mask makes it look both ways, and whether its logits are about
     the next place (Dream). Without it the model looks both ways by itself (BERT).
     """
 
@@ -102,9 +102,9 @@ class MaskedDiffusion:
     window: int | None = None
     least: float = 0.0
     most: float = 1.0
-    kept: float = 0.0
+    visible: float = 0.0
     eps: float | None = None
-    asked: MaskPredictor | None = None
+    predictor: MaskPredictor | None = None
 
     def collate(self, rows: Sequence[ChatRow], pad_id: int, noise: Random, device: Any = "cpu") -> MaskedBatch:
         filled = [self._filled(row, self.window or max(len(r.ids) - r.start for r in rows)) for row in rows]
@@ -115,7 +115,7 @@ class MaskedDiffusion:
         for k, (row, hidden) in enumerate(zip(filled, places, strict=True)):
             chosen = [row.start + i for i in hidden]
             labels[k, chosen] = plain.ids[k, chosen]
-            ids[k, chosen[int(self.kept * len(chosen)) :]] = self.mask_id
+            ids[k, chosen[int(self.visible * len(chosen)) :]] = self.mask_id
         columns = torch.arange(ids.shape[1])
         attention = (columns < torch.tensor([len(row.ids) for row in filled])[:, None]).long()
         prompt = columns < torch.tensor([row.start for row in filled])[:, None]
@@ -132,15 +132,15 @@ class MaskedDiffusion:
         return [[i for i in range(size) if noise.random() < t] for size, t in zip(sizes, shares, strict=True)]
 
     def without_prompt(self, batch: MaskedBatch) -> MaskedBatch:
-        """The same hidden answers behind a prompt of masks only: what the model says when it is told nothing."""
+        """The same hidden answers after a prompt of masks only: what the model says when it is told nothing."""
         return replace(batch, ids=batch.ids.masked_fill(batch.prompt, self.mask_id))
 
     def logits(self, model: Any, batch: MaskedBatch) -> Tensor:
         """Those of trained tokens only: the output layer is most of a small model's work."""
         where = (batch.labels != losses.IGNORE).flatten().nonzero()[:, 0]
-        if self.asked is None:
+        if self.predictor is None:
             return logits_at(model, where, input_ids=batch.ids, attention_mask=batch.attention)
-        return replace(self.asked, model=model).logits(batch.ids, batch.attention.bool(), where)
+        return replace(self.predictor, model=model).logits(batch.ids, batch.attention.bool(), where)
 
     def loss(self, logits: Tensor, batch: MaskedBatch) -> Tensor:
         return losses.masked_cross_entropy(logits, batch.labels, batch.hidden, batch.sizes)

@@ -1,14 +1,19 @@
 """Fine-tuning and unlearning on the Trainer of transformers: for models and machines beyond the lab's plain loop.
 
-    rows --Pairs--> Trainer --compute_loss--> a method's loss --> checkpoint directory
+    rows --Pairs--> Trainer --TrainingWork.loss--> a method's loss --> checkpoint directory
 
-The loss functions are those of the plain loop. What the Trainer adds: accumulation, mixed precision, several devices,
-paged optimisers. What is trained may be the whole model or a LoRA adapter.
+What the Trainer adds: accumulation, mixed precision, several devices, paged optimisers, resuming. What is trained may
+be the whole model or a LoRA adapter.
+
+A training that was killed resumes to the same weights, byte for byte: from the newest whole checkpoint, with our own
+state in it (checkpoint-N/work.pt: what the losses carry from step to step, and how sums are added here). Sums that are
+split over another number of threads end in other last bits, and training makes them grow; so a training resumes with as
+many threads as it began with, whatever is set now.
 """
 
 from __future__ import annotations
 
-import copy
+import json
 import os
 import re
 import warnings
@@ -19,25 +24,30 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
+from transformers.utils import logging as transformers_logging
 
 from vestige.errors import UserError, how_to_install
+from vestige.io import replacing
 from vestige.models.checks import tensor_types
 from vestige.models.diffusion import refuse_copy
 from vestige.models.families import save_published
 from vestige.models.load import LoadedModel
 from vestige.secrets import without_secrets
-from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.methods import METHODS, Step, chosen_weights, method_key, method_named, split_knobs
-from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
-from vestige.unlearn.pairs import Pair, Pairs
+from vestige.unlearn.lesson import Lesson, Pairs, TrainingWork
+from vestige.unlearn.methods import method_key, select_weights
+from vestige.unlearn.objectives import Causal, MaskedDiffusion, Objective
 from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on, training_arguments
-from vestige.unlearn.resume import WORK, last_checkpoint, load_work, save_work, threads_of
 
 # Mask predictors that are trained by hiding tokens; the others (DiffusionGemma) denoise in ways of their own.
 TRAINABLE_DIFFUSION = ("masked", "llada", "dream", "adapted")
+WORK = "work.pt"  # our state in a checkpoint of the Trainer
+TENSORBOARD_DIR = "TENSORBOARD_LOGGING_DIR"  # transformers takes TensorBoard's folder from the environment only
+
+# Called before the first and after every optimiser step with (steps done, steps in all).
+OnTrainerStep = Callable[[int, int], None]
 
 
 @dataclass
@@ -49,29 +59,11 @@ class Trained:
     notes: list[str]
 
 
-# Called before the first and after every optimiser step with (steps done, steps in all).
-OnTrainerStep = Callable[[int, int], None]
-
-
-def objective_of(loaded: LoadedModel, window: int | None = None) -> Objective:
-    """How this model is trained: left to right, or by hiding tokens."""
-    predictor = loaded.diffusion
-    if predictor is None:
-        return Causal()
-    if predictor.kind not in TRAINABLE_DIFFUSION:
-        raise UserError(
-            f"'{loaded.name}' is a diffusion model of the kind '{predictor.kind}', which cannot be trained here; "
-            f"kinds that can: {', '.join(TRAINABLE_DIFFUSION)}."
-        )
-    length = window or getattr(loaded.model.config, "diffusion_window", None)
-    return MaskedDiffusion(predictor.mask_id, predictor.eos_ids[0], length, asked=predictor)
-
-
 @dataclass(frozen=True)
 class TrainingWatch:
-    """What else happens while training: somebody counts steps and looks at the model, the result is kept.
+    """What else happens while training: steps are counted, the model is evaluated, the result is saved.
 
-    With a folder for `checkpoints` the state of every epoch is kept there, and a training that was killed goes on from
+    With a folder for `checkpoints` the state of every epoch is kept there, and a training that was killed resumes from
     the last one, to the same weights.
     """
 
@@ -93,23 +85,22 @@ def train(
     lesson.check()
     recipe, notes = settings_on(recipe, loaded.device)
     set_seed(recipe.seed)
-    loaded.model, more = _trainable(loaded, recipe.lora)
-    objective = objective_of(loaded)
-    pad = loaded.tokenizer.pad_token_id
-    work = TrainingWork(objective, pad if pad is not None else loaded.tokenizer.eos_token_id, recipe.seed, lesson)
-    work.prepare(loaded.model)
-    pairs = Pairs(lesson.rows, lesson.retain, lesson.alternates, recipe.seed)
+    loaded.model, merged = _with_gradients(loaded, recipe.lora)
+    tokenizer = loaded.tokenizer
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    work = TrainingWork(loaded.model, lesson, objective_of(loaded), pad, Random(f"{recipe.seed}/noise"))
+    pairs = Pairs(lesson, recipe.seed)
     if watch.checkpoints is not None:
         _forget_secrets(loaded)  # the Trainer writes the settings of model and tokenizer into its checkpoints
     last = last_checkpoint(watch.checkpoints)
-    with _quiet(), _logging_to(watch.logging_dir), _disk_told(out), threads_of(last) as resumed:
+    with _quiet(watch.logging_dir), _disk_errors(out), threads_of(last) as resumed:
         trainer = MethodTrainer(
             work,
             model=loaded.model,
             args=training_arguments(recipe, out, len(lesson.rows), loaded.device, watch.checkpoints),
             train_dataset=pairs,
             data_collator=list,
-            callbacks=[Watching(pairs, watch.on_step), *watch.callbacks],
+            callbacks=[StepCounter(pairs, watch.on_step), *watch.callbacks],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
@@ -118,60 +109,24 @@ def train(
     if watch.save:
         save_model(loaded, out)
     settings = {**asdict(recipe), "method": lesson.method and method_key(lesson.method), "knobs": work.settings()}
-    return Trained(losses, settings, [*notes, *more, *resumed])
+    return Trained(losses, settings, [*notes, *merged, *resumed])
 
 
-@contextmanager
-def _logging_to(place: str | None) -> Iterator[None]:
-    """Where TensorBoard's callback writes: transformers takes it from the environment only."""
-    name = "TENSORBOARD_LOGGING_DIR"
-    before = os.environ.get(name)
-    if place is not None:
-        os.environ[name] = place
-    try:
-        yield
-    finally:
-        if place is not None:
-            os.environ.pop(name)
-            os.environ.update({} if before is None else {name: before})
+def objective_of(loaded: LoadedModel) -> Objective:
+    """How this model is trained: left to right, or by hiding tokens."""
+    predictor = loaded.diffusion
+    if predictor is None:
+        return Causal()
+    if predictor.kind not in TRAINABLE_DIFFUSION:
+        raise UserError(
+            f"'{loaded.name}' is a diffusion model of the kind '{predictor.kind}', which cannot be trained here; "
+            f"kinds that can: {', '.join(TRAINABLE_DIFFUSION)}."
+        )
+    window = getattr(loaded.model.config, "diffusion_window", None)
+    return MaskedDiffusion(predictor.mask_id, predictor.eos_ids[0], window, predictor=predictor)
 
 
-def save_model(loaded: LoadedModel, directory: Path) -> None:
-    """Weights (or the adapter alone) and tokenizer: in the layout of the family's own files where it has one."""
-    refuse_copy(loaded)
-    _forget_secrets(loaded)
-    with _disk_told(directory), _quiet():
-        if loaded.origin is not None:
-            save_published(loaded.model, loaded.origin, directory)
-            return
-        loaded.model.save_pretrained(directory)
-        loaded.tokenizer.save_pretrained(directory)
-
-
-@contextmanager
-def _disk_told(directory: Path) -> Iterator[None]:
-    """safetensors writes files itself and hides what the system said in its own words."""
-    try:
-        yield
-    except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(directory)) from None
-
-
-def _forget_secrets(loaded: LoadedModel) -> None:
-    """A checkpoint's own settings may hold a token; its copy is for others to read."""
-    for owner in (loaded.model.config, getattr(loaded.model, "generation_config", None)):
-        for name, value in list(vars(owner).items()) if owner is not None else ():
-            kept = without_secrets(value, name)
-            if kept != value:
-                setattr(owner, name, kept)
-    settings = getattr(loaded.tokenizer, "init_kwargs", {})
-    settings |= {name: without_secrets(value, name) for name, value in settings.items()}
-
-
-def _trainable(loaded: LoadedModel, lora: Lora | None) -> tuple[Any, list[str]]:
+def _with_gradients(loaded: LoadedModel, lora: Lora | None) -> tuple[Any, list[str]]:
     """The model with gradients: whole, or with a fresh adapter. An adapter it came with is merged first."""
     model, notes = loaded.model, []
     if loaded.quantization:
@@ -197,62 +152,125 @@ def _trainable(loaded: LoadedModel, lora: Lora | None) -> tuple[Any, list[str]]:
     return get_peft_model(model, config), notes
 
 
-class WithoutAdapter:
-    """The model as it was before its adapter: a reference that needs no second copy of the weights."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __call__(self, **inputs: Any) -> Any:
-        with self._model.disable_adapter():
-            return self._model(**inputs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+# ---- saving ---------------------------------------------------------------------------------------------------------
 
 
-class TrainingWork:
-    """What a step computes: the plain loss of the rows, or a method's loss of pairs."""
-
-    def __init__(self, objective: Objective, pad_id: int, seed: int, lesson: Lesson) -> None:
-        self.objective, self.pad_id, self.method = objective, pad_id, lesson.method
-        self.knobs, self.retain_loss_type = split_knobs(lesson.method, lesson.knobs) if lesson.method else ({}, "NLL")
-        self.forgetting = method_named(lesson.method).forgetting(objective, self.knobs) if lesson.method else objective
-        self.noise = Random(f"{seed}/noise")
-        self.reference: Any = None
-        self.memory: dict[str, Any] = {}
-        self.resumed = False
-
-    def settings(self) -> dict[str, Any]:
-        """The knobs in effect."""
-        if self.method is None:
-            return {}
-        chosen = method_named(self.method)
-        kind = {"retain_loss_type": self.retain_loss_type} if chosen.needs_retain else {}
-        return {**chosen.knobs, **self.knobs, **kind}
-
-    def prepare(self, model: Any) -> None:
-        """Keeps the starting model where the method compares with it."""
-        if self.method is None or not method_named(self.method).reads_reference(self.retain_loss_type):
-            return
-        if hasattr(model, "disable_adapter"):
-            self.reference = WithoutAdapter(model)
+def save_model(loaded: LoadedModel, directory: Path) -> None:
+    """Weights (or the adapter alone) and tokenizer: in the layout of the family's own files where it has one."""
+    refuse_copy(loaded)
+    _forget_secrets(loaded)
+    with _disk_errors(directory), _quiet():
+        if loaded.origin is not None:
+            save_published(loaded.model, loaded.origin, directory)
         else:
-            self.reference = copy.deepcopy(model).eval().requires_grad_(False)
+            loaded.model.save_pretrained(directory)
+            loaded.tokenizer.save_pretrained(directory)
 
-    def loss(self, model: Any, pairs: Sequence[Pair], device: Any, epoch: float) -> Tensor:
-        def collate(rows: Sequence[ChatRow | None], objective: Objective = self.objective) -> Any:
-            there = [row for row in rows if row is not None]
-            return objective.collate(there, self.pad_id, self.noise, device) if there else None
 
-        batch = collate([pair.row for pair in pairs], self.forgetting)
-        if self.method is None:
-            return self.objective.loss(self.objective.logits(model, batch), batch)
-        retain, other = collate([pair.retain for pair in pairs]), collate([pair.alternate for pair in pairs])
-        step = Step(
-            model, batch, retain, self.reference, self.objective, other, self.retain_loss_type, epoch, self.memory
-        )
-        return METHODS[method_key(self.method)].loss(step, **self.knobs)
+def _forget_secrets(loaded: LoadedModel) -> None:
+    """A checkpoint's own settings may hold a token; its copy is for others to read."""
+    for owner in (loaded.model.config, getattr(loaded.model, "generation_config", None)):
+        if owner is None:
+            continue
+        for name, value in list(vars(owner).items()):
+            clean = without_secrets(value, name)
+            if clean != value:
+                setattr(owner, name, clean)
+    settings = getattr(loaded.tokenizer, "init_kwargs", {})
+    settings |= {name: without_secrets(value, name) for name, value in settings.items()}
+
+
+@contextmanager
+def _disk_errors(directory: Path) -> Iterator[None]:
+    """Errors of the disk as OSError: safetensors writes files itself and reports them in words of its own."""
+    try:
+        yield
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(directory)) from None
+
+
+@contextmanager
+def _quiet(tensorboard: str | None = None) -> Iterator[None]:
+    """No bars for files written, no table of losses on the terminal: the caller prints what matters.
+
+    `tensorboard`: where TensorBoard's callback writes meanwhile.
+    """
+    before = os.environ.get(TENSORBOARD_DIR)
+    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # such as tied weights, which a checkpoint names once
+    if tensorboard is not None:
+        os.environ[TENSORBOARD_DIR] = tensorboard
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if shown:
+            transformers_logging.enable_progress_bar()
+        if tensorboard is not None:
+            os.environ.pop(TENSORBOARD_DIR)
+            if before is not None:
+                os.environ[TENSORBOARD_DIR] = before
+
+
+# ---- resuming -------------------------------------------------------------------------------------------------------
+
+
+def last_checkpoint(place: Path | None) -> Path | None:
+    """The newest checkpoint that is whole: a killed process may have left half of one."""
+    numbered = []
+    for path in place.glob("checkpoint-*") if place is not None else ():
+        number = path.name.split("-")[1]
+        if number.isdigit():
+            numbered.append((int(number), path))
+    for _, path in sorted(numbered, reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))  # the last file that is written
+        except (OSError, ValueError):
+            continue
+        if (path / WORK).is_file():
+            return path
+    return None
+
+
+def load_work(checkpoint: Path) -> dict[str, Any]:
+    return dict(torch.load(checkpoint / WORK, weights_only=True))
+
+
+@contextmanager
+def threads_of(last: Path | None) -> Iterator[list[str]]:
+    """As many threads as the training began with, put back at the end; yields what the user should know.
+
+    >>> with threads_of(None) as notes:
+    ...     notes
+    []
+    """
+    before, notes = torch.get_num_threads(), []
+    threads = before
+    if last is not None:
+        state = load_work(last)
+        threads, instructions, ours = state["threads"], state["instructions"], torch.backends.cpu.get_cpu_capability()
+        notes.append(f"training went on from {last.name}, which an interrupted run had left.")
+        if threads != before:
+            notes.append(f"it used {threads} threads, as before the interruption; {before} would give other last bits.")
+        if instructions != ours:
+            notes.append(
+                f"it began on a processor with {instructions} and went on with {ours}: the weights are not bit for bit "
+                "those of an undisturbed training."
+            )
+    torch.set_num_threads(threads)  # even if it is the number in force: MKL may then no longer choose fewer
+    try:
+        yield notes
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---- the Trainer ----------------------------------------------------------------------------------------------------
 
 
 class MethodTrainer(Trainer):
@@ -264,6 +282,7 @@ class MethodTrainer(Trainer):
     def __init__(self, work: TrainingWork, **settings: Any) -> None:
         super().__init__(**settings)
         self.work = work
+        self._resumed = False  # the Trainer restores the random state more than once
         self.model_accepts_loss_kwargs = False
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
@@ -303,18 +322,25 @@ class MethodTrainer(Trainer):
             )
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Beside the random state, and before older checkpoints go: what our losses carry from step to step."""
+        """With the random state, and before older checkpoints go: what our losses carry from step to step."""
         super()._save_rng_state(output_dir)
-        save_work(Path(output_dir), {"noise": self.work.noise.getstate(), "memory": self.work.memory})
+        state = {
+            "noise": self.work.noise.getstate(),
+            "memory": self.work.memory,
+            "threads": torch.get_num_threads(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+        }
+        with replacing(Path(output_dir) / WORK) as half:
+            torch.save(state, half)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
-        if checkpoint is not None and (Path(checkpoint) / WORK).is_file() and not self.work.resumed:
-            kept = load_work(Path(checkpoint))
-            version, state, rest = kept["noise"]
+        if checkpoint is not None and not self._resumed:
+            loaded = load_work(Path(checkpoint))
+            version, state, rest = loaded["noise"]
             self.work.noise.setstate((version, tuple(state), rest))
-            self.work.memory = kept["memory"]
-            self.work.resumed = True
+            self.work.memory = loaded["memory"]
+            self._resumed = True
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Only the weights that the method updates; the others keep their gradients, which count in clipping.
@@ -322,7 +348,7 @@ class MethodTrainer(Trainer):
         (So does open-unlearning; frozen ones would make another norm, and so other steps.)
         """
         model: Any = self.model
-        wanted = chosen_weights(model, self.work.knobs)
+        wanted = select_weights(model, self.work.knobs)
         held = [] if wanted is None else [p for n, p in model.named_parameters() if n not in set(wanted)]
         held = [p for p in held if p.requires_grad]
         for weight in held:
@@ -340,8 +366,8 @@ class MethodTrainer(Trainer):
         return (loss, None) if return_outputs else loss
 
 
-class Watching(TrainerCallback):
-    """Lets somebody count steps, and tells the rows which epoch it is."""
+class StepCounter(TrainerCallback):
+    """Reports steps to whoever counts them, and tells the rows which epoch it is."""
 
     def __init__(self, pairs: Pairs, on_step: OnTrainerStep | None = None) -> None:
         self._pairs, self._on_step = pairs, on_step
@@ -355,45 +381,3 @@ class Watching(TrainerCallback):
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._pairs.begin(int((state.epoch or 0.0) + 1e-6))
-
-
-@contextmanager
-def _quiet() -> Any:
-    """No bars for files written, no table of losses on the terminal: the caller prints what matters."""
-    from transformers.utils.logging import (
-        disable_progress_bar,
-        enable_progress_bar,
-        get_verbosity,
-        is_progress_bar_enabled,
-        set_verbosity,
-        set_verbosity_error,
-    )
-
-    shown, words = is_progress_bar_enabled(), get_verbosity()
-    disable_progress_bar()
-    set_verbosity_error()  # such as tied weights, which a checkpoint names once
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        set_verbosity(words)
-        if shown:
-            enable_progress_bar()
-
-
-__all__ = [
-    "Lesson",
-    "Lora",
-    "MethodTrainer",
-    "Trained",
-    "TrainingRecipe",
-    "TrainingWatch",
-    "TrainingWork",
-    "Watching",
-    "objective_of",
-    "save_model",
-    "settings_on",
-    "train",
-    "training_arguments",
-]

@@ -1,8 +1,7 @@
 """The demo's second core: work that need not wait for its turn is done in a process of its own.
 
-In: functions of a module, called as they would be called here. Out: what they return, asked for later. A helper that
+In: functions of a module, called as they would be called here. Out: what they return, asked for later. A worker that
 fails costs time and not the demo: the work is then done here, when its result is asked for, and an error is shown.
-Callers: lab/demo.py, lab/models.py.
 """
 
 from __future__ import annotations
@@ -15,12 +14,15 @@ from contextlib import contextmanager
 from multiprocessing import active_children, get_context
 from typing import Any, TypeVar
 
-from vestige.lab.story import spare_core
-
 T = TypeVar("T")
 
 
-class Helper:
+def spare_core() -> bool:
+    """Whether a second process would have a core of its own."""
+    return (os.cpu_count() or 1) > 1
+
+
+class Worker:
     """A second process, which does what it is given in order."""
 
     def __init__(self, pool: ProcessPoolExecutor) -> None:
@@ -28,7 +30,7 @@ class Helper:
 
     def start(self, work: Callable[..., T], *given: Any) -> Callable[[], T]:
         """Hands over work. Returns a function that waits for its end and gives its result."""
-        # A copy is handed over, because torch puts tensors into shared memory: a helper that dies halfway through a
+        # A copy is handed over, because torch puts tensors into shared memory: a worker that dies halfway through a
         # training would leave half-trained weights here.
         try:
             pending = self._pool.submit(work, *copy.deepcopy(given))
@@ -43,8 +45,8 @@ class Helper:
 
 
 @contextmanager
-def beside() -> Iterator[Helper | None]:
-    """A helper, which ends with the block. None where there is one core only: there is nothing to gain."""
+def background_worker() -> Iterator[Worker | None]:
+    """A worker, which ends with the block. None where there is one core only: there is nothing to gain."""
     if not spare_core():
         yield None
         return
@@ -52,8 +54,8 @@ def beside() -> Iterator[Helper | None]:
     with ProcessPoolExecutor(1, get_context("spawn"), _be_silent) as pool:
         process = pool.submit(os.getpid)
         try:
-            yield Helper(pool)
-        except BaseException:  # a demo that failed does not wait for its helper
+            yield Worker(pool)
+        except BaseException:  # a demo that failed does not wait for its worker
             pool.shutdown(wait=False, cancel_futures=True)
             number = None if process.exception() else process.result()
             for child in active_children():

@@ -11,16 +11,15 @@ as plain data. Callers: meta/run.py, bench/verdict_bench.py, tests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from vestige.errors import UserError
+from vestige.io import decode, decode_data
 from vestige.show.tables import table
-from vestige.stats.contrast import Contrast
-from vestige.store.files import read_ours
-from vestige.verdict.facts import AttackCurve, AttackPoint, AuditFacts, Measure, SecretCounts, collect_facts
+from vestige.verdict.facts import AuditFacts, collect_facts
 from vestige.verdict.judge import judge_facts
 from vestige.verdict.rule import DEEP, RULE, TITLES, VerdictRule
 from vestige.verdict.runs import read_runs
@@ -31,7 +30,8 @@ WORDS = tuple(TITLES)
 TRUTHS = ("never knew", "unlearned", "half forgotten", "hidden", "knows", "over-forgotten", "ruined")
 
 
-class TruthEntry(TypedDict):
+@dataclass(frozen=True)
+class TruthEntry:
     """One model of a truth.json."""
 
     name: str
@@ -42,7 +42,8 @@ class TruthEntry(TypedDict):
     stress: str
 
 
-class TruthFile(TypedDict):
+@dataclass(frozen=True)
+class TruthFile:
     """truth.json: what is true of each model, and where its runs are, relative to the file."""
 
     seed: int
@@ -86,10 +87,12 @@ class BenchTarget:
         hits = sum(row[word] for row in chosen for word in self.words)
         return hits, sum(sum(row.values()) for row in chosen)
 
-    def met(self, counts: Mapping[str, Mapping[str, int]]) -> bool | None:
-        """None: such models are missing."""
+    def to_json(self, counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+        """The rate, and whether it is as it must be; None where such models are missing."""
         hits, of = self.rate(counts)
-        return None if not of else self.least <= hits / of <= self.most
+        asked = f"at least {self.least:.0%}" if self.least else f"at most {self.most:.0%}"
+        met = self.least <= hits / of <= self.most if of else None
+        return {"what": self.text, "models": hits, "of": of, "asked": asked, "met": met}
 
 
 KNOWS = ("knows", "hidden", "ruined", "over-forgotten", "half forgotten")
@@ -106,30 +109,39 @@ TARGETS = (
 )
 
 
-# ---- reading ------------------------------------------------------------------------------------------------------
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _FactsFile:
+    models: list[BenchModel]
 
 
 def read_bench(path: Path) -> list[BenchModel]:
     """The models of a directory of truth.json files, or of a file of facts."""
     if path.is_file():
-        return [_model(body) for body in read_ours(path, dict[str, Any])["models"]]
+        body = decode(path, dict[str, list[dict[str, Any]]])
+        for model in body.get("models", []):
+            # The stored facts of our own bench (tests/golden/verdict) say "" for false.
+            model["facts"]["clustered"] = bool(model["facts"]["clustered"])
+        return decode_data(body, _FactsFile, str(path)).models
     places = sorted({*path.glob(TRUTH), *path.glob(f"*/{TRUTH}")})
     if not places:
         raise UserError(f"{path} has no {TRUTH}, nor has any folder in it; see docs/verdict.md for its form.")
-    return [model for place in places for model in _judged(place)]
-
-
-def _judged(file: Path) -> Iterator[BenchModel]:
-    body, home = read_ours(file, TruthFile), file.parent
-    for entry in body["models"]:
-        runs = read_runs(
-            model=[home / entry["eval"]],
-            full=[home / body["full"]],
-            retain=[home / body["retain"]],
-            depth=home / entry["depth"],
-            stress=[home / entry["stress"]],
-        )
-        yield BenchModel(entry["name"], body["seed"], entry["truth"], entry["way"], body["tuning"], collect_facts(runs))
+    models = []
+    for file in places:
+        truth, home = decode(file, TruthFile), file.parent
+        for entry in truth.models:
+            runs = read_runs(
+                model=[home / entry.eval],
+                full=[home / truth.full],
+                retain=[home / truth.retain],
+                depth=home / entry.depth,
+                stress=[home / entry.stress],
+            )
+            facts = collect_facts(runs)
+            models.append(BenchModel(entry.name, truth.seed, entry.truth, entry.way, truth.tuning, facts))
+    return models
 
 
 def facts_json(models: Sequence[BenchModel]) -> dict[str, Any]:
@@ -137,50 +149,27 @@ def facts_json(models: Sequence[BenchModel]) -> dict[str, Any]:
     return {"models": [asdict(model) for model in models]}
 
 
-def _model(body: Mapping[str, Any]) -> BenchModel:
-    return BenchModel(**{**body, "facts": facts_from(body["facts"])})
-
-
-def facts_from(body: Mapping[str, Any]) -> AuditFacts:
-    """Facts as `asdict` wrote them."""
-    given = {f.name: body[f.name] for f in fields(AuditFacts) if f.name in body}
-    curves = [AttackCurve(**{**c, "points": [_point(p) for p in c["points"]]}) for c in body["attacks"]]
-    return AuditFacts(
-        **{
-            **given,
-            "measures": [_measure(m) for m in body["measures"]],
-            "attacks": curves,
-            "utility": body["utility"] and _measure(body["utility"]),
-            "fluency": [_measure(m) for m in body["fluency"]],
-            "secrets": body["secrets"] and SecretCounts(**body["secrets"]),
-        }
-    )
-
-
-def _measure(body: Mapping[str, Any]) -> Measure:
-    return Measure(**{**body, "contrast": body["contrast"] and Contrast(**body["contrast"])})
-
-
-def _point(body: Mapping[str, Any]) -> AttackPoint:
-    return AttackPoint(**{**body, "contrast": body["contrast"] and Contrast(**body["contrast"])})
-
-
-# ---- counting -----------------------------------------------------------------------------------------------------
+# ---- counting ----------------------------------------------------------------------------------------------------
 
 
 def bench_json(models: Sequence[BenchModel], rule: VerdictRule = RULE) -> dict[str, Any]:
     """Every model's words, how often each word comes with each truth, and the rates; tuning seeds counted apart."""
-    judged = [(model, *model.words(rule)) for model in models]
-    rows = [
-        {"seed": m.seed, "name": m.name, "truth": m.truth, "way": m.way, "tuning": m.tuning, "word": a, "outputs": b}
-        for m, a, b in judged
-    ]
+    rows = []
+    for m in models:
+        word, outputs = m.words(rule)
+        facts = {"seed": m.seed, "name": m.name, "truth": m.truth, "way": m.way, "tuning": m.tuning}
+        rows.append({**facts, "word": word, "outputs": outputs})
     out: dict[str, Any] = {"rule": asdict(rule), "models": rows}
     for name, tuning in (("table", False), ("tuning", True)):
-        mine = [(m.truth, deep, plain) for m, deep, plain in judged if m.tuning is tuning]
-        counts = {"all_tests": _counts([x[:2] for x in mine]), "outputs_only": _counts([(t, w) for t, _, w in mine])}
-        back = relearned([m for m in models if m.tuning is tuning])
-        out[name] = {"models": len(mine), **counts, "rates": _rates(counts["all_tests"]), "relearned": back}
+        mine = [row for row in rows if row["tuning"] is tuning]
+        all_tests = _counts(mine, "word")
+        out[name] = {
+            "models": len(mine),
+            "all_tests": all_tests,
+            "outputs_only": _counts(mine, "outputs"),
+            "rates": [target.to_json(all_tests) for target in TARGETS],
+            "relearned": relearned([m for m in models if m.tuning is tuning]),
+        }
     return out
 
 
@@ -197,38 +186,29 @@ def relearned(models: Sequence[BenchModel]) -> dict[str, list[list[float]]]:
     return {t: [[min(v), max(v)] for v in zip(*found[t], strict=True)] for t in TRUTHS if t in found}
 
 
-def _counts(pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, int]]:
-    there = {truth for truth, _ in pairs}
-    order = [*(t for t in TRUTHS if t in there), *sorted(there - set(TRUTHS))]
+def _counts(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, dict[str, int]]:
+    """How often each word comes with each truth."""
+    pairs = [(row["truth"], row[key]) for row in rows]
+    truths = {truth for truth, _ in pairs}
+    order = [*(t for t in TRUTHS if t in truths), *sorted(truths - set(TRUTHS))]
     return {truth: {word: pairs.count((truth, word)) for word in WORDS} for truth in order}
 
 
-def _rates(counts: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
-    out = []
-    for target in TARGETS:
-        hits, of = target.rate(counts)
-        asked = f"at least {target.least:.0%}" if target.least else f"at most {target.most:.0%}"
-        out.append({"what": target.text, "models": hits, "of": of, "asked": asked, "met": target.met(counts)})
-    return out
-
-
-# ---- showing ------------------------------------------------------------------------------------------------------
+# ---- showing -----------------------------------------------------------------------------------------------------
 
 
 def bench_lines(body: Mapping[str, Any], part: str = "table") -> str:
     """Both tables and the rates as text."""
     mine = body[part]
+    heads = ["truth", "models", *(TITLES[word].split(",")[0] for word in WORDS)]
     pages = []
     for title, key in (("With all tests", "all_tests"), ("With outputs only", "outputs_only")):
-        pages += [f"{title}:", "", table(*_cells(mine[key]), right=tuple(range(1, 8))), ""]
+        cells = []
+        for truth, row in mine[key].items():
+            cells.append([truth, str(sum(row.values())), *(str(row[word] or "-") for word in WORDS)])
+        pages += [f"{title}:", "", table(cells, heads, right=tuple(range(1, 8))), ""]
     met = {True: "yes", False: "NO", None: "no such model"}
-    rows = [[r["what"], f"{r['models']} of {r['of']}", r["asked"], met[r["met"]]] for r in mine["rates"]]
+    rates = [[r["what"], f"{r['models']} of {r['of']}", r["asked"], met[r["met"]]] for r in mine["rates"]]
     back = [[truth, *(f"{low:.2f} to {high:.2f}" for low, high in ends)] for truth, ends in mine["relearned"].items()]
-    rates = table(rows, ["models that", "found", "wanted", "met"], right=(1,))
-    return "\n".join([*pages, rates, "", table(back, ["answers relearned", "least budget", "largest budget"])])
-
-
-def _cells(counts: Mapping[str, Mapping[str, int]]) -> tuple[list[list[str]], list[str]]:
-    heads = ["truth", "models", *(TITLES[w].split(",")[0] for w in WORDS)]
-    rows = [[truth, str(sum(row.values())), *(str(row[w] or "-") for w in WORDS)] for truth, row in counts.items()]
-    return rows, heads
+    pages += [table(rates, ["models that", "found", "wanted", "met"], right=(1,)), ""]
+    return "\n".join([*pages, table(back, ["answers relearned", "least budget", "largest budget"])])

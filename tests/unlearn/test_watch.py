@@ -227,7 +227,7 @@ def test_a_failed_look_leaves_training_alive(
         raise RuntimeError("no room on this GPU")
 
     callback = vestige.Callback("tofu", every=2, **{**QUICK, "on_error": "log"})
-    monkeypatch.setattr("vestige.watch.looking.evaluate_config", broken)
+    monkeypatch.setattr("vestige.unlearn.live.evaluate_config", broken)
     trainer = trainer_of(tmp_path, [callback])
     with caplog.at_level(logging.WARNING):
         trainer.train()

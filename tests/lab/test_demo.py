@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from vestige.cli import parse
-from vestige.lab.story import last_words
+from vestige.lab.demo import last_words
 
 
 def test_the_last_words_are_commands_that_parse(tmp_path: Path) -> None:

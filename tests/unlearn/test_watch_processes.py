@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import vestige
-from vestige.watch.processes import _gathered
+from vestige.unlearn.live import gather_weights
 from watch_tools import FULL, QUICK
 
 TESTS = Path(__file__).parents[1]
@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from watch_tools import QUICK, trainer_of
 import vestige
-from vestige.watch.processes import is_sharded
+from vestige.unlearn.live import is_sharded
 
 place = Path(sys.argv[1])
 said = {}
@@ -61,7 +61,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from watch_tools import QUICK, collate, fresh, rows, tokenizer
 import vestige
-from vestige.watch.processes import is_sharded
+from vestige.unlearn.live import is_sharded
 
 dist.init_process_group("gloo")
 rank, place = dist.get_rank(), Path(sys.argv[1])
@@ -110,7 +110,7 @@ import deepspeed
 import torch
 from watch_tools import QUICK, trainer_of
 import vestige
-from vestige.watch.processes import is_sharded
+from vestige.unlearn.live import is_sharded
 
 deepspeed.init_distributed(dist_backend="gloo")  # before the model: ZeRO-3 takes it apart while it is loaded
 place = Path(sys.argv[1])
@@ -202,4 +202,4 @@ def test_processes_that_get_no_weights_of_deepspeed_take_part() -> None:
     model = torch.nn.Linear(2, 2)
     for parameter in model.parameters():
         parameter.ds_id = 0  # type: ignore[attr-defined]
-    assert _gathered(model, Accelerator()) == {}
+    assert gather_weights(model, Accelerator()) == {}

@@ -26,7 +26,7 @@ TOP_LEVEL = {
 
 PIPELINE = {"data", "models", "collect", "metrics", "stats", "suites", "store"}
 # What every verb's package may use: the pipeline, the engine, adapters to other software, and what is printed.
-BELOW = PIPELINE | {"adapters", "configs", "engine", "integrations", "runs", "show"}
+BELOW = PIPELINE | {"adapters", "configs", "engine", "runs", "show"}
 
 # Dependencies point one way: top-level modules < pipeline < engine < verbs < cli.
 DEPENDENCIES: dict[str, set[str]] = {
@@ -53,10 +53,9 @@ DEPENDENCIES: dict[str, set[str]] = {
     "suites": {"metrics", "stats"},
     "store": set(),
     "adapters": {"collect", "data", "metrics", "models", "suites"},  # other people's software
-    "integrations": {"adapters", "models", "data", "collect", "metrics", "suites"},
     "show": {"metrics", "suites"},
     # An evaluation and what it keeps: one package soon.
-    "engine": PIPELINE | {"adapters", "configs", "integrations", "runs", "show"},
+    "engine": PIPELINE | {"adapters", "configs", "runs", "show"},
     "runs": PIPELINE | {"engine", "report", "show"},
     "costs": BELOW,
     # One judgement for the page, the terminal and the bench: below every package that ends in a verdict.
@@ -101,7 +100,6 @@ WITH_TORCH = {
     "stress",
     "lab",
     "adapters",
-    "integrations",
     "engine",
     "costs",
     "depth",

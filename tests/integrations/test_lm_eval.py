@@ -88,7 +88,7 @@ def settings(tasks: Path, names: Any, **args: Any) -> dict[str, Any]:
 
 
 def evaluate(model: LoadedModel, tasks: Path, names: Any, max_samples: int | None = None, **args: Any) -> Any:
-    from vestige.integrations.lm_eval import evaluate
+    from vestige.adapters.lm_eval import evaluate
 
     return evaluate(settings(tasks, names, **args), lambda: model, max_samples, False)
 
@@ -257,8 +257,8 @@ def test_groups_and_changes_to_a_known_task(model: LoadedModel, tasks: Path) -> 
     ],
 )
 def test_mistakes_are_one_sentence_and_load_no_model(tasks: Path, names: Any, args: Any, needle: str) -> None:
+    from vestige.adapters.lm_eval import evaluate
     from vestige.errors import UserError
-    from vestige.integrations.lm_eval import evaluate
 
     def never() -> Any:
         raise AssertionError("the model was asked for")

@@ -19,13 +19,13 @@ from tokenizers.processors import TemplateProcessing
 
 from diffusion_tools import save_lab_bert
 from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
+from vestige.adapters.lm_eval_diffusion import DiffusionLM
 from vestige.cli import main
 from vestige.collect.backend import Cost
 from vestige.collect.bound import BoundCollector
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
-from vestige.integrations.lm_eval_diffusion import DiffusionLM
 from vestige.models.args import ModelArgs
 from vestige.models.load import LoadedModel, load_model
 from vestige.types import Prompt, Target

@@ -22,9 +22,9 @@ pytest.importorskip("lm_eval")
 from conftest import LAB
 from diffusion_tools import save_lab_bert
 from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
+from vestige.adapters.lm_eval import Keeping, evaluate
+from vestige.adapters.lm_eval_kept import LoadOrAsk, random_state, restore_random
 from vestige.cli import main
-from vestige.integrations.lm_eval import Keeping, evaluate
-from vestige.integrations.lm_eval_kept import LoadOrAsk, random_state, restore_random
 from vestige.models.args import ModelArgs
 from vestige.models.load import load_model
 

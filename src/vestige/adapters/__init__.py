@@ -10,5 +10,11 @@ server_checks       what every answer of a server must satisfy
 served_model        a served model as a backend of `collect`: ServedModel, ServedAnswers
 trainers            callbacks in somebody else's trainer: TrainerGuest, log_metrics, log_table
 preserve_state      evaluating a model that is being trained, without a trace
+lm_eval             tasks of lm-evaluation-harness, in process or served (lm_eval_*.py: its parts)
+step_model          a step of a denoising path as the model of an `@unlearning_metric` function
 trackers            a finished run in W&B, MLflow, TensorBoard, on the hub
 """
+
+# Evaluators that are not a list of metrics: the `handler` of an eval config -> the module whose `evaluate` runs it.
+# Handlers that are not here (TOFUEvaluator, MUSEEvaluator, a user's own) are suites of metrics.
+HARNESSES = {"LMEvalEvaluator": "vestige.adapters.lm_eval"}

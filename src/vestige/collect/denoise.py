@@ -5,7 +5,7 @@
 A pass's logits give each position its first choice, the moments of log p, and log p of every label asked about. The
 metrics of trajectories only re-index these (passes, positions) planes.
 
-In: DenoiseWants and a diffusion model. Out: Traces. Callers: collect/diffusion.py, integrations/lm_eval_diffusion.py,
+In: DenoiseWants and a diffusion model. Out: Traces. Callers: collect/diffusion.py, adapters/lm_eval_diffusion.py,
 and costs/estimate.py for the size of a pass.
 """
 

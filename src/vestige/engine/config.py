@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from vestige.adapters import HARNESSES
 from vestige.configs.compose import (
     PACKAGE_DIR,
     ConfigLibrary,
@@ -26,7 +27,6 @@ from vestige.configs.compose import (
 )
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
-from vestige.integrations import HARNESSES
 from vestige.metrics.dialects import get_dialect
 from vestige.options import name_everywhere, settings_of
 from vestige.schema import check_form

@@ -248,9 +248,9 @@ def run_with_model(prepared: Prepared, model: ModelHandle, batch_size: int) -> L
 
 def run_at_steps(prepared: Prepared, model: ModelHandle, tokenizer: Any, batch_size: int) -> AtStep:
     """Inside a trajectory: each step's logits are the metric's model."""
+    from vestige.adapters.step_model import run_at_step
     from vestige.collect.denoise import Windows
     from vestige.collect.diffusion import predictor_of
-    from vestige.integrations.step_model import run_at_step
 
     windows = Windows(prepared.wants.denoised, lambda: predictor_of(model.get()))
     late = LateModel(model)

@@ -14,6 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vestige.adapters import HARNESSES
+from vestige.adapters.lm_eval import HarnessResults, Keeping
+from vestige.adapters.lm_eval_kept import LoadOrAsk
 from vestige.collect.backend import Cost
 from vestige.engine.config import HarnessConfig
 from vestige.engine.earlier import earlier_results, refuse_results, remove_results, with_earlier_tasks
@@ -21,9 +24,6 @@ from vestige.engine.evaluate import Outcome
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
 from vestige.engine.served import handle_for
-from vestige.integrations import HARNESSES
-from vestige.integrations.lm_eval import HarnessResults, Keeping
-from vestige.integrations.lm_eval_kept import LoadOrAsk
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
 from vestige.runs.collect import Job, load_or_collect

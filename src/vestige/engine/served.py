@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vestige.adapters.lm_eval import ServedSubject
 from vestige.adapters.served_model import ServedAnswers, ServedModel, Writing
 from vestige.adapters.server_checks import SAME_SERVER
 from vestige.adapters.servers import Abilities, ServerArgs, ServerDown, Vocabulary, find_servers
@@ -22,7 +23,6 @@ from vestige.engine.config import AnyConfig
 from vestige.engine.handles import ModelHandle, handle_of
 from vestige.engine.prepare import model_args
 from vestige.errors import UserError
-from vestige.integrations.lm_eval import ServedSubject
 from vestige.models.checks import check_penalty
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.locate import read_json

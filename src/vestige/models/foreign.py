@@ -4,7 +4,7 @@
     own_memory    weights are copied into memory of this process, not mapped from their files
     foreign_code  what code of others raises becomes one sentence; watch_forward does this while a model runs
 
-Callers: load.py and tokenizer.py of this package, and integrations/lm_eval.py, which keeps another library quiet.
+Callers: load.py and tokenizer.py of this package, and adapters/lm_eval.py, which keeps another library quiet.
 """
 
 from __future__ import annotations

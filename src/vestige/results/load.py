@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vestige.adapters.lm_eval import HarnessResults
 from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.harness import scores_of
 from vestige.engine.references import load_references
 from vestige.engine.scores import stats_file
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
-from vestige.integrations.lm_eval import HarnessResults
 from vestige.io import damaged
 from vestige.runs.manifest import read_run, sha256
 from vestige.store.archive import moved

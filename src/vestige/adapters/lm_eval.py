@@ -16,11 +16,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from vestige.adapters.lm_eval_kept import KeptAnswers, LoadOrAsk
+from vestige.adapters.lm_eval_results import blank, read_results
+from vestige.adapters.lm_eval_tasks import Tasks, load_tasks
 from vestige.collect.backend import Backend, Cost
 from vestige.errors import UserError, how_to_install, unknown_name
-from vestige.integrations.lm_eval_kept import KeptAnswers, LoadOrAsk
-from vestige.integrations.lm_eval_results import blank, read_results
-from vestige.integrations.lm_eval_tasks import Tasks, load_tasks
 from vestige.models.foreign import error_sentence, quiet
 from vestige.models.load import LoadedModel
 from vestige.models.tokenizer import tokenizer_facts
@@ -257,11 +257,11 @@ def _wrapped(model: LoadedModel | ServedSubject, args: Mapping[str, Any], draws:
     sizes = {name: args[name] for name in FOR_THE_MODEL if name in args}
     tokenizer = copy.deepcopy(model.tokenizer)
     if isinstance(model, ServedSubject):
-        from vestige.integrations.lm_eval_served import ServedLM
+        from vestige.adapters.lm_eval_served import ServedLM
 
         return ServedLM(model, tokenizer)
     if model.diffusion is not None:
-        from vestige.integrations.lm_eval_diffusion import DiffusionLM
+        from vestige.adapters.lm_eval_diffusion import DiffusionLM
 
         return DiffusionLM(model, tokenizer, draws, **sizes)
     return _in_process()(pretrained=model.model, tokenizer=tokenizer, **sizes)

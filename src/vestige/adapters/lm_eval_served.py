@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vestige.adapters.lm_eval import ServedSubject
+from vestige.adapters.lm_eval_tokens import TokenLM, log
 from vestige.errors import UserError
-from vestige.integrations.lm_eval import ServedSubject
-from vestige.integrations.lm_eval_tokens import TokenLM, log
 from vestige.types import Prompt, Target, TokenStats
 from vestige.wants import Decoding, Request
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from vestige.adapters.lm_eval_tokens import TokenLM, log
 from vestige.collect.answers import default_limits
 from vestige.collect.backend import Cost, cut_after_end, text_want
 from vestige.collect.bound import DRAWS, BoundCollector
@@ -27,7 +28,6 @@ from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.safety import learned_positions
 from vestige.collect.tree import Limits
 from vestige.errors import UserError, unknown_name
-from vestige.integrations.lm_eval_tokens import TokenLM, log
 from vestige.models.diffusion import CanvasPredictor, need_predictor
 from vestige.models.load import LoadedModel
 from vestige.types import Prompt, Target

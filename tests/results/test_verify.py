@@ -56,7 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def files_of(run: Path) -> list[Path]:
-    return sorted(p for p in run.rglob("*") if p.is_file() and p.name != ".lock" and "s1_cache" not in p.parts)
+    return sorted(p for p in run.rglob("*") if p.is_file() and not {".vestige", "s1_cache"} & set(p.parts))
 
 
 def flipped(path: Path, rng: random.Random) -> bytes:

@@ -151,7 +151,7 @@ def _damage_some(c: Capability, what: str, n: int, rng: random.Random) -> str:
 def _must_be_seen(c: Capability, path: Path) -> bool:
     """Every file but locks, S1's shared cache, and what a sweep keeps outside its runs."""
     inside = c.name != "sweep" or "runs" in path.relative_to(c.out).parts
-    return inside and path.name != ".lock" and "s1_cache" not in path.parts
+    return inside and not {".vestige", "s1_cache"} & set(path.parts)
 
 
 def _after(c: Capability, first: Ended | None) -> tuple[str, str]:
@@ -167,13 +167,9 @@ def _after(c: Capability, first: Ended | None) -> tuple[str, str]:
         if ended.status == 0:
             break
         found = re.search(r"(/\S+) is damaged .*delete it", ended.text)
-        whole = re.search(r"delete (/\S+), or choose another --out", ended.text)
-        if not ended.sentence or not (found or whole):
+        if not ended.sentence or not found:
             return LOST, f"restart: {ended.status} {ended.text[-600:]}"
-        if found:
-            Path(found[1]).unlink(missing_ok=True)
-        if whole:
-            wipe(Path(whole[1]))
+        Path(found[1]).unlink(missing_ok=True)
         told += 1
     else:
         return LOST, f"still refused: {ended.text[-300:]}"

@@ -31,10 +31,12 @@ from vestige.runs.directory import (
 from vestige.runs.manifest import check_files, is_whole, kind_in, manifest, read_run, runs_in
 from vestige.runs.named_files import named_file
 
+HIDDEN = (".lock", ".writes.json", "manifest.json")
+
 
 def names(place: Path) -> list[str]:
     """Every file but locks and manifests."""
-    files = [path for path in place.rglob("*") if not path.is_dir() and path.name not in (".lock", "manifest.json")]
+    files = [path for path in place.rglob("*") if not path.is_dir() and path.name not in HIDDEN]
     return sorted(path.relative_to(place).as_posix() for path in files)
 
 
@@ -87,6 +89,16 @@ def test_in_a_folder_of_the_users_files_are_listed_one_by_one(tmp_path: Path) ->
     assert remove(mine) == 0
     remove_run(tmp_path)
     assert names(tmp_path) == ["evidence/notes.txt"]
+
+
+def test_a_deleted_manifest_takes_no_files_away(tmp_path: Path) -> None:
+    finished(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "mine.json").write_text("mine")
+    with pytest.raises(ForeignFileError, match=r"mine\.json"), open_run(tmp_path, "eval", ["mine.json"]):
+        pytest.fail("it was opened")
+    finished(tmp_path)
+    assert is_whole(tmp_path) and names(tmp_path) == ["a.json", "evidence/x/1.bin", "mine.json"]
 
 
 def test_links_are_neither_followed_nor_replaced(tmp_path: Path) -> None:

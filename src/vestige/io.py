@@ -137,8 +137,7 @@ def json_pieces(data: Any, indent: int | None = None, depth: int = 4, level: int
     """
     line = "" if indent is None else "\n" + " " * indent * level
     if depth == 0 or not _nests(data):
-        ordered = in_order(data) if isinstance(data, (Mapping, list, tuple)) else data
-        text = json.dumps(ordered, indent=indent, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(in_order(data), indent=indent, ensure_ascii=False, allow_nan=False)
         yield text.replace("\n", line) if line else text  # texts in JSON have no line breaks of their own
         return
     deeper, between = line + " " * (indent or 0), ", " if indent is None else ","
@@ -167,6 +166,8 @@ def in_order(data: Any) -> Any:
             value = data[key]
             ordered[key] = in_order(value) if isinstance(value, (Mapping, list, tuple)) else value
         return ordered
+    if not isinstance(data, (list, tuple)):
+        return data
     items = []
     for item in data:
         items.append(in_order(item) if isinstance(item, (Mapping, list, tuple)) else item)

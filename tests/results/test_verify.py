@@ -56,7 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def files_of(run: Path) -> list[Path]:
-    return sorted(p for p in run.rglob("*") if p.is_file() and p.name != ".lock" and "s1_cache" not in p.parts)
+    return sorted(p for p in run.rglob("*") if p.is_file() and not {".vestige", "s1_cache"} & set(p.parts))
 
 
 def flipped(path: Path, rng: random.Random) -> bytes:
@@ -163,7 +163,7 @@ def test_retain_logs_that_changed_are_a_note(runs: dict[str, Path], tmp_path: Pa
 def test_damage_is_not_made_whole(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["eval"], run)
-    texts = next((run / "evidence").glob("texts-*"))
+    texts = next((run / "evidence").glob("texts-*/*.jsonl"))
     good = texts.read_bytes()
     texts.write_bytes(good.replace(b'"text": "', b'"text": "X', 1))
     assert main(["score", str(run)]) == 2

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from vestige.data.chat import TOGETHER, Encoder, Template
-from vestige.store.files import in_order, json_pieces, write_json, write_packed
+from vestige.io import in_order, json_pieces
+from vestige.store.files import write_json, write_packed
 
 
 @pytest.mark.parametrize(

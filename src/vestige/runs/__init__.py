@@ -20,7 +20,8 @@ A run directory has a manifest.json:
 Only names in `writes` are replaced or removed, and everything in a listed folder is ours. A name that exists and is not
 listed is the user's: a command that would write there refuses before it does any work. Links are never followed.
 Temporary files are in DIR/.vestige, on the same file system, and are renamed into place; whatever a killed command left
-there goes when the directory is next opened.
+there goes when the directory is next opened. A copy of `writes` is in DIR/.vestige/.writes.json: a manifest that was
+damaged can be deleted, and the command run again.
 
     with open_run(out, "eval") as run:            # takes the lock; another kind of run is refused
         run.begin(["TOFU_EVAL.json", "evidence/"])  # refuses foreign names, marks the run as unfinished

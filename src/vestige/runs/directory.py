@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from vestige.errors import UserError, write_error
 from vestige.guard import read_json
-from vestige.io import WORK, DamagedError, damaged, host_name, make_directory, replacing, temporary_name
+from vestige.io import WORK, damaged, host_name, make_directory, replacing, temporary_name
 from vestige.runs.manifest import (
     BOOKKEEPING,
     MANIFEST,
@@ -35,6 +35,7 @@ from vestige.runs.manifest import (
 )
 
 LOCK = f"{WORK}/.lock"
+LIST = f"{WORK}/.writes.json"  # the list of the manifest once more, for a directory whose manifest was deleted
 Stamp = tuple[int, int, int]
 PATIENCE = 60.0  # seconds to wait for a lock that is only held for a moment
 _TEMPORARY = re.compile(r"tmp-(?P<host>.*)-(?P<process>[0-9]+)-[0-9]+")
@@ -80,6 +81,7 @@ class RunDirectory:
         self.checked: dict[str, tuple[Stamp, str]] = {}  # files that fitted their digests when the run was begun
         self.present = False  # whether there is a manifest of ours
         self._stamp: Stamp = (0, 0, 0)
+        self._listed: list[str] | None = None  # what LIST holds
 
     def read(self, strict: bool = False) -> None:
         """Takes in the manifest. Other processes, and children of this one, may have added names to it."""
@@ -217,6 +219,10 @@ class RunDirectory:
             raise not_ours(path)
         body = {"schema": SCHEMA, "kind": self.kind, **self.facts, **bookkeeping}
         text = manifest_text(body, bookkeeping["state"] == "finished")
+        if bookkeeping["writes"] != self._listed:
+            with replacing(self.directory / LIST) as half:
+                half.write_text(json.dumps(bookkeeping["writes"]), encoding="utf-8")
+            self._listed = bookkeeping["writes"]
         with replacing(path) as half:
             half.write_text(text, encoding="utf-8")
         self._stamp = _stamp_of(path)
@@ -302,18 +308,11 @@ def open_run(
     run = RunDirectory(home, kind, lock)
     outer = _open.get(home)
     try:
-        try:
-            run.read(strict=True)
-        except DamagedError as error:
-            words = str(error).partition("; delete it")[0]
-            raise DamagedError(
-                f"{words}; it alone says which files in {directory} are vestige's: delete {directory}, or choose "
-                "another --out, then run the same command again."
-            ) from None
+        run.read(strict=True)
         if run.present:
             refuse_kind(directory, str(run.facts["kind"]), kind)
         else:
-            run.names = _inherited(home)
+            run.names = _inherited(home) | _recorded(home)
         if run.state == "open":
             run.kind = str(run.facts["kind"])
         run.clear(everything=not shared)
@@ -337,6 +336,15 @@ def _inherited(home: Path) -> set[str]:
     if above is None or not above.lists(f"{home.relative_to(above.directory).as_posix()}/"):
         return set()
     return {f"{path.name}/" if path.is_dir() else path.name for path in home.iterdir() if path.name != WORK}
+
+
+def _recorded(home: Path) -> set[str]:
+    """What a run listed whose manifest is gone: somebody deleted it because it was damaged, say."""
+    try:
+        found = read_json(home / LIST)
+    except (OSError, ValueError, UserError):
+        return set()
+    return set(map(str, found)) if isinstance(found, list) else set()
 
 
 def _writer(directory: Path) -> str:

@@ -10,9 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vestige.show.stress_plots import recovery_curve, recovery_points
-from vestige.stress.leak import expected_best
-from vestige.stress.prompts import few_shot, jailbreak, paraphrase
 
 from conftest import LAB, SYSTEM
 from vestige.data.chat import Encoder, Template

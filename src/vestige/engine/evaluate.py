@@ -35,12 +35,12 @@ from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.runs.collect import Collector
 from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_output, temporary, write_bytes
-from vestige.runs.evidence import recognise_files, remove_evidence
+from vestige.runs.evidence import remove_evidence
 from vestige.runs.manifest import MANIFEST, clusters_json, config_json, manifest
 from vestige.runs.team import Team, team
 from vestige.secrets import without_secrets
 from vestige.store.comparable import mixtures, number_of
-from vestige.store.files import load_rows, result_file, save_rows, write_results
+from vestige.store.files import result_file, save_rows, write_results
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
@@ -204,8 +204,6 @@ class _Evaluation:
         if any(reference.measured for reference in self.references.values()):
             self._refuse_mixtures(self._manifest(prepared))
         if self.run is not None:
-            if not self.run.present and self.evidence_dir.is_dir():
-                self._recover_evidence(self.run)
             self.run.begin(self._written())
             if replaced:
                 remove_results(self.run)
@@ -294,16 +292,6 @@ class _Evaluation:
         live = run_with_model(prepared, model, size)
         at_step = run_at_steps(prepared, model, self.context.encoder.tokenizer, size)
         return replace(self._scoring(prepared, evidence), live=live, at_step=at_step)
-
-    def _recover_evidence(self, run: RunDirectory) -> None:
-        """Evidence of a run that lost its manifest is used again: its files say themselves what they are."""
-        files = recognise_files(self.evidence_dir)
-        rows = self.evidence_dir / "examples.json.gz"
-        if rows.is_file():
-            with contextlib.suppress(UserError):
-                load_rows(rows)
-                files.append(rows)
-        run.recover(file.relative_to(self.config.output_dir).as_posix() for file in files)
 
     def _written(self) -> list[str]:
         """What this run writes. Evidence has digests of its own, and is only read if these fit."""

@@ -164,11 +164,6 @@ class RunDirectory:
         missing = next((p for p in _parents(name) if not os.path.lexists(self.directory / p)), None)
         self._write([name if missing is None else f"{missing}/"])
 
-    def recover(self, names: Iterable[str]) -> None:
-        """Lists existing files in a directory that lost its manifest: their content shows that they are ours."""
-        if not self.present:
-            self._write(names)
-
     def extend(self, names: Iterable[str]) -> None:
         """Lists more names, as `begin` does."""
         new = {name for name in names if self._is_free(name)}

@@ -342,7 +342,7 @@ class EvidenceFolder(Generic[T]):
         headers = []
         for path in sorted(self.path.glob(f"*{self.format.suffix}")):
             try:
-                headers.append((path, self.header(path)))
+                headers.append((path, self._header(path)))
             except (OSError, ValueError, RecursionError) as error:
                 problem = first_line(error) or type(error).__name__
                 if strict:
@@ -352,7 +352,7 @@ class EvidenceFolder(Generic[T]):
         stored.index(headers)
         return stored
 
-    def header(self, path: Path) -> Header:
+    def _header(self, path: Path) -> Header:
         """The header of a whole file of this folder; else ValueError."""
         body, _, _ = self.format.parse(path)
         header = msgspec.convert(body, Header)
@@ -410,22 +410,6 @@ def evidence_files(directory: Path) -> list[Path]:
     """The files of all evidence folders in a directory."""
     folders = [path for path in sorted(directory.glob("*-*")) if path.is_dir() and path.name.split("-")[0] in FORMATS]
     return [file for folder in folders for file in sorted(folder.iterdir()) if file.is_file()]
-
-
-def recognise_files(directory: Path) -> list[Path]:
-    """The evidence files in a directory that are whole, by their own headers: a run may have lost its manifest."""
-    files = []
-    for path in evidence_files(directory):
-        folder = open_folder(directory, path.parent.name)
-        try:
-            if path.name.startswith("plan-"):
-                decode(path, Plan)
-            else:
-                folder.header(path)
-        except (OSError, ValueError, RecursionError, UserError):
-            continue
-        files.append(path)
-    return files
 
 
 def remove_evidence(directory: Path, keep: Sequence[str] = ()) -> None:

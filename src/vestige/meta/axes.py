@@ -313,7 +313,7 @@ class Methods:
 
 def _numbers_of_parts(model: ModelNumbers) -> dict[str, Number]:
     """The numbers that the parts of the axes come from, where they have a value."""
-    out = {}
+    out: dict[str, Number] = {}
     for part, metric in SOURCES.items():
         for name in ("fluency", metric) if part == "fluency" else (metric,):
             measured = model.numbers.get(name)
@@ -394,9 +394,9 @@ def read_methods(path: Path, floor: float = FLOOR) -> Methods:
         models.append(replace(model, facts={**(in_name if "epoch" in in_name else {}), **model.facts}))
     entry = file.body.get("full")
     full: dict[str, ModelNumbers] = {}
-    by_epoch = isinstance(entry, Mapping) and not has_slots(entry)
-    if by_epoch and not any(isinstance(value, (int, float)) for value in entry.values()):
-        full = {str(epoch): file.model_state(slot, f"full ({epoch})") for epoch, slot in entry.items()}
+    by_epoch = entry if isinstance(entry, Mapping) and not has_slots(entry) else {}
+    if by_epoch and not any(isinstance(value, (int, float)) for value in by_epoch.values()):
+        full = {str(epoch): file.model_state(slot, f"full ({epoch})") for epoch, slot in by_epoch.items()}
     elif entry is not None:
         full = {"": file.model_state(entry, "full")}
     return replace(from_models(models, full, retain, floor), read=file.read)

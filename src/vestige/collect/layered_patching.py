@@ -199,7 +199,7 @@ class _LayerHooks:
 @torch.inference_mode()
 def patch_layers(
     model: Any, wants: Sequence[PatchWant], plan: PatchPlan, clean: Clean, sources: Sequence[States], apart: bool
-) -> list[Array]:
+) -> list[dict[str, Array]]:
     """All layers of one batch: for each want the arrays (field, layers, sources, tokens) of its labels.
 
     `apart`: attention takes the rows one by one (models/kv_cache.py) and needs no mask.

@@ -100,7 +100,8 @@ class TextCollector:
 
         drafts = drafts or {}
         rows = {r.key: self._begin(r, proven.get(r.key, ()), drafts.get(r.key, ())) for r in requests}
-        complete, unfinished = [], []  # complete: teacher forcing has shown them to the end
+        complete: list[Any] = []  # teacher forcing has shown them to the end
+        unfinished: list[Any] = []
         for row in rows.values():
             (complete if self._over(row) else unfinished).append(row)
         if any(row.request.key not in done for row in complete):

@@ -311,7 +311,7 @@ def _setting_names(config_name: str) -> list[str]:
     from omegaconf import OmegaConf
 
     names = []
-    nodes = [("", OmegaConf.to_container(compose(config_name), resolve=False))]
+    nodes: list[tuple[str, Any]] = [("", OmegaConf.to_container(compose(config_name), resolve=False))]
     while nodes:
         prefix, node = nodes.pop(0)
         for key, value in node.items():

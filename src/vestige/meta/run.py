@@ -293,7 +293,10 @@ def _utility(
     ask: MetaAsk, attacks: Attacks, path: Path | None, sources: dict[str, Any]
 ) -> dict[str, float | None] | None:
     """utility_rel by model: what the pool file says, else what a method_results.json says; None when neither does."""
-    known = {m.name: m.utility_rel for m in attacks.models if m.utility_rel is not None}
+    known: dict[str, float | None] = {}
+    for model in attacks.models:
+        if model.utility_rel is not None:
+            known[model.name] = model.utility_rel
     if path is None and not known:
         return None
     if path is not None:

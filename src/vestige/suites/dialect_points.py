@@ -71,7 +71,7 @@ def departure(key: str, handler: str, settings: Mapping[str, Any], dialect: str)
     """A metric with its settings, in a dialect, against the published number of that short name."""
     here, there = dialect_points(handler, DIALECTS[dialect]), dialect_points(handler, DIALECTS[PUBLISHED])
     always = [f"{k} is {settings.get(k)}, not {v}" for k, v in unlike_published(key, settings).items()]
-    for_some_rows = []
+    for_some_rows: list[str] = []
     for point, value in here.items():
         if value != there.get(point):
             (always if point in ALWAYS else for_some_rows).append(f"{point}: {value}")

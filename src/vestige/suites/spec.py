@@ -196,7 +196,8 @@ class _Reader:
 
         recorded = config.get("children")
         if recorded:  # read back from a manifest, which is complete
-            inner, children = _Reader(Named(recorded["metrics"]), {}), dict.fromkeys(recorded["top"])
+            inner = _Reader(Named(recorded["metrics"]), {})
+            children: dict[str, Any] = dict.fromkeys(recorded["top"])
         else:
             own = self._own()
             named = {*self.library.metric_names(), *own}

@@ -82,15 +82,22 @@ def _texts(row: dict[str, Any]) -> list[str]:
 
 def run_eval(folder: Path, out: Path, words: int) -> Any:
     """A whole evaluation in memory; texts are as long as answers (a random model never ends by itself)."""
+    from vestige.engine.config import make_config
     from vestige.engine.evaluate import evaluate_config
-    from vestige.engine.flags import EvalAsk, to_run
     from vestige.models.load import wrap_model
 
     read = tokenizer(folder)
     model = llama(vocab=len(read))
     long = [f"+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.max_new_tokens={2 * words}"]
-    ask = EvalAsk(model="in-memory", data=str(folder), out=str(out), metrics=METRICS, progress=False, overrides=long)
-    run, loaded = to_run(ask), wrap_model(model, read)
+    ask = {
+        "model": "in-memory",
+        "data": str(folder),
+        "out": str(out),
+        "metrics": METRICS,
+        "progress": False,
+        "overrides": long,
+    }
+    run, loaded = make_config(**ask), wrap_model(model, read)
     return lambda: evaluate_config(run, loaded)
 
 

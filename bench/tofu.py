@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer_loop
 from measure import Beside, save
 from table import circumstances, markdown, put
+from vestige.engine.config import make_config
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.flags import EvalAsk, to_run
 from vestige.models.load import LoadedModel, wrap_model
 
 FILES = ("forget", "retain", "holdout", "real_authors", "world_facts")
@@ -78,7 +78,7 @@ def run_peer(loaded: LoadedModel, data: dict[str, list[dict[str, Any]]]) -> tupl
 
 
 def run_ours(loaded: LoadedModel, folder: Path, out: Path) -> tuple[Any, Clocks]:
-    run = to_run(EvalAsk(model="in-memory", data=str(folder), out=str(out), progress=False))
+    run = make_config(model="in-memory", data=str(folder), out=str(out), progress=False)
     start = clocks()
     outcome = evaluate_config(run, loaded)
     return outcome, clocks() - start
@@ -94,7 +94,7 @@ def bare_forwards(loaded: LoadedModel, folder: Path, out: Path) -> tuple[float, 
     from vestige.collect.backend import Cost
     from vestige.engine.prepare import make_encoder_context, prepare
 
-    run = to_run(EvalAsk(model="in-memory", data=str(folder), out=str(out), progress=False))
+    run = make_config(model="in-memory", data=str(folder), out=str(out), progress=False)
     wants = prepare(run, make_encoder_context(run, loaded.tokenizer, [])).wants
     targets = list({t.key: t for t in wants.answers}.values())
     vocab = vocabulary(loaded.model)

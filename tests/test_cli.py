@@ -13,8 +13,7 @@ from golden_tools import eval_args
 from loops import one_test
 from vestige.cli import main
 from vestige.costs.estimate import CostPlan, make_plan
-from vestige.engine.config import RunConfig
-from vestige.engine.flags import EvalAsk, to_run
+from vestige.engine.config import RunConfig, make_config
 
 FULL = LAB / "models" / "full"
 
@@ -54,10 +53,14 @@ def test_a_plan_counts_the_reference_model(capsys: pytest.CaptureFixture[str], t
     LlamaForCausalLM(config).save_pretrained(large)
 
     def planned(reference: Path, out: str) -> CostPlan:
-        ask = EvalAsk(
-            model=str(FULL), data=str(LAB / "data"), out=str(tmp_path / out), metrics=["mia_reference"], limit=6
-        )
-        run = to_run(replace(ask, reference_model=str(reference)))
+        ask = {
+            "model": str(FULL),
+            "data": str(LAB / "data"),
+            "out": str(tmp_path / out),
+            "metrics": ["mia_reference"],
+            "limit": 6,
+        }
+        run = make_config(**{**ask, **dict(reference_model=str(reference))})
         assert isinstance(run, RunConfig)
         return make_plan(run)
 

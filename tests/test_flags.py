@@ -15,8 +15,7 @@ from vestige import options
 from vestige.cli import SYNONYMS, main, parser
 from vestige.commands import VERBS, parameters_of
 from vestige.configs.compose import compose_config, composing
-from vestige.engine.config import RunConfig
-from vestige.engine.flags import EvalAsk, to_run
+from vestige.engine.config import RunConfig, make_config
 from vestige.metrics.dialects import DIALECTS
 from vestige.models.args import COMPUTE_DTYPES, DTYPES, QUANTIZATIONS
 from vestige.options import ANSWERS, FOREIGN, NEEDLESS, translate_flags
@@ -62,16 +61,16 @@ def test_values_that_options_list_are_those_there_are() -> None:
 
 @one_test("text", ["a ${seed} b", "x=y,z", 'it\'s "so"', "back\\slash\\${q}", "[1,2]", "{a: b}", " ", "é\n"])
 def test_what_a_flag_says_reaches_the_run_as_it_is(text: str) -> None:
-    run = to_run(EvalAsk(model=str(FULL), data=str(DATA), system_prompt=text, retain_logs=[text], metrics=["mia_loss"]))
+    run = make_config(model=str(FULL), data=str(DATA), system_prompt=text, retain_logs=[text], metrics=["mia_loss"])
     assert isinstance(run, RunConfig)
     assert run.template_args["system_prompt"] == text and run.retain_logs == (str(Path(text).absolute()),)
 
 
 def test_a_word_of_hydra_beats_a_flag() -> None:
-    ask = EvalAsk(model=str(FULL), data=str(DATA), seed=1, device="cpu", limit=3, metrics=["mia_loss"])
+    ask = {"model": str(FULL), "data": str(DATA), "seed": 1, "device": "cpu", "limit": 3, "metrics": ["mia_loss"]}
     given = {"seed": 1, "data.max_samples": 3}
     for words in (["seed=2"], ["++seed=2"]):
-        run = to_run(EvalAsk(**{**vars(ask), "overrides": words}))
+        run = make_config(**{**ask, "overrides": words})
         assert isinstance(run, RunConfig) and (run.seed, run.limit) == (2, 3)
     with composing(None) as directories:
         words = ["eval=tofu", "model=local", "task_name=x", "+model.model_args={device: cuda}"]

@@ -12,8 +12,7 @@ from conftest import LAB, SYSTEM
 from loops import one_test
 from vestige.cli import main
 from vestige.configs.compose import PACKAGE_DIR
-from vestige.engine.config import RunConfig
-from vestige.engine.flags import EvalAsk, to_run
+from vestige.engine.config import RunConfig, make_config
 from vestige.errors import UserError
 from vestige.metrics.cards import ALIASES, KNOWN, full_name, short, unlike_published
 from vestige.metrics.dialects import DIALECTS
@@ -30,7 +29,7 @@ CIRCULATING = (
 
 
 def composed(*metrics: str, dialect: str | None = None, overrides: tuple[str, ...] = ()) -> RunConfig:
-    run = to_run(EvalAsk(model=str(UNLEARNED), data=str(DATA), metrics=metrics, dialect=dialect, overrides=overrides))
+    run = make_config(model=str(UNLEARNED), data=str(DATA), metrics=metrics, dialect=dialect, overrides=overrides)
     assert isinstance(run, RunConfig)
     return run
 

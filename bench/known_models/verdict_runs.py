@@ -16,9 +16,8 @@ from typing import Any
 from known_models.verdict_models import BenchLab, BenchSettings, build_bench
 from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
-from vestige.engine.config import RunConfig
+from vestige.engine.config import RunConfig, make_config
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.flags import EvalAsk, to_run
 from vestige.meta.verdict import TRUTH
 from vestige.runs.manifest import is_whole
 from vestige.show.progress import hushed
@@ -70,15 +69,15 @@ def _evaluate(lab: BenchLab, name: str, out: Path) -> None:
     if is_whole(place):
         return
     logs = None if name == "retain" else str(out / "eval" / "retain" / "TOFU_EVAL.json")
-    ask = EvalAsk(
-        model=str(lab.model(name)),
-        data=str(lab.data),
-        out=str(place),
-        retain_logs=logs,
-        metrics=list(METRICS),
-        progress=False,
-    )
-    run = to_run(ask)
+    ask = {
+        "model": str(lab.model(name)),
+        "data": str(lab.data),
+        "out": str(place),
+        "retain_logs": logs,
+        "metrics": list(METRICS),
+        "progress": False,
+    }
+    run = make_config(**ask)
     assert isinstance(run, RunConfig)
     evaluate_config(replace(run, resamples=0))
 

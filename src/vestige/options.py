@@ -428,6 +428,19 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def setting_types() -> dict[str, Any]:
+    """The types that plain values of an evaluation's settings have, by parameter name."""
+    types: dict[str, Any] = {}
+    for name in _KEYS:
+        alias = globals()["".join(part.capitalize() for part in name.split("_"))]
+        kind = get_args(alias)[0]
+        if kind is bool:
+            types[name] = bool | None
+        else:
+            types[name] = int | None if kind == int | None else str | None
+    return types
+
+
 def option_named(name: str) -> Option:
     """The option of a parameter's name, such as `batch_size`."""
     alias = globals()["".join(part.capitalize() for part in name.split("_"))]

@@ -236,10 +236,10 @@ def test_a_causal_plugin_reads_a_diffusion_model_in_its_place(bert: Path, rows: 
 
 
 def test_the_missing_retain_logs_are_those_of_the_suite(bert: Path, tmp_path: Path) -> None:
-    from vestige.engine.flags import EvalAsk, to_run
+    from vestige.engine.config import make_config
     from vestige.engine.references import no_retain_logs
 
-    said = {suite: no_retain_logs(to_run(EvalAsk(suite=suite, model=str(bert))).suite) for suite in ("tofu", "muse")}
+    said = {suite: no_retain_logs(make_config(suite=suite, model=str(bert)).suite) for suite in ("tofu", "muse")}
     assert "privleak is compared with ref_value 0.5" in said["tofu"]
     assert "forget_quality" not in said["muse"] and "MUSE_EVAL.json" in said["muse"]
 

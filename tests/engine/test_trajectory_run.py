@@ -15,9 +15,8 @@ from transformers import AutoTokenizer, BertForMaskedLM
 from diffusion_tools import save_lab_bert
 from loops import one_test
 from vestige import read_evidence
-from vestige.engine.config import compose_runs
+from vestige.engine.config import compose_runs, make_config
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError
 from vestige.metrics.memorisation import probability
 from vestige.metrics.trajectory import follow, in_text_order, window
@@ -42,12 +41,12 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_lab_bert(tmp_path_factory.mktemp("bert"), positions=256)
 
 
-def ask(bert: Path, out: Path, *overrides: str, suite: str = "tofu_trajectory", **more: Any) -> EvalAsk:
+def ask(bert: Path, out: Path, *overrides: str, suite: str = "tofu_trajectory", **more: Any) -> dict[str, Any]:
     short = [
         f"eval.{suite}.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.{k}"
         for k in ("steps=4", "max_new_tokens=8")
     ]
-    return EvalAsk(
+    return dict(
         suite=suite, model=str(bert), data=str(DATA), out=str(out), limit=3, progress=False,
         overrides=[*short, "stats.resamples=0", *overrides], **more,
     )  # fmt: skip
@@ -64,7 +63,7 @@ def finished(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     interval = (
         "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.trajectory_sample_interval=1"
     )
-    evaluate_config(to_run(ask(bert, out, interval)))
+    evaluate_config(make_config(**ask(bert, out, interval)))
     return out
 
 
@@ -136,13 +135,13 @@ def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_pa
     interval = (
         "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.trajectory_sample_interval=1"
     )
-    evaluate_config(to_run(ask(bert, tmp_path / "same", interval, retain_logs=logs)))
+    evaluate_config(make_config(**ask(bert, tmp_path / "same", interval, retain_logs=logs)))
     curves = metric(tmp_path / "same")["agg_value"]["full"]["steps"]
     assert curves["forget_quality"] == [1.0] * 4  # the same model: nothing to tell apart
     assert curves["privleak"] == pytest.approx([0.0] * 4, abs=1e-6)
     assert "retain runs given" not in json.dumps(metric(tmp_path / "same").get("notes"))
     two = [logs, shutil.copy(logs, tmp_path / "second.json")]
-    evaluate_config(to_run(ask(bert, tmp_path / "same", interval, retain_logs=list(map(str, two)))))
+    evaluate_config(make_config(**ask(bert, tmp_path / "same", interval, retain_logs=list(map(str, two)))))
     assert metric(tmp_path / "same")["agg_value"]["full"]["steps"] == curves
     assert any("first of 2 retain runs" in note for note in metric(tmp_path / "same")["notes"])
     short = json.loads(Path(logs).read_text())
@@ -151,13 +150,13 @@ def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_pa
             metrics.update({name: steps[:3] for name, steps in metrics.items()})
     (tmp_path / "short.json").write_text(json.dumps(short))
     with pytest.raises(UserError, match=r"step-matched .* not found for step 3 \(have 0..2"):
-        evaluate_config(to_run(ask(bert, tmp_path / "cut", interval, retain_logs=str(tmp_path / "short.json"))))
+        evaluate_config(make_config(**ask(bert, tmp_path / "cut", interval, retain_logs=str(tmp_path / "short.json"))))
     with pytest.raises(UserError, match="made with steps=4, this run has 8"):
         more = interval, f"{SAMPLER}.steps=8"
-        evaluate_config(to_run(ask(bert, tmp_path / "other", *more, retain_logs=logs)))
+        evaluate_config(make_config(**ask(bert, tmp_path / "other", *more, retain_logs=logs)))
     with pytest.raises(UserError, match="made with max_new_tokens=8, this run has 12"):
         more = interval, f"{SAMPLER}.max_new_tokens=12"  # as many steps, but of other windows
-        evaluate_config(to_run(ask(bert, tmp_path / "wide", *more, retain_logs=logs)))
+        evaluate_config(make_config(**ask(bert, tmp_path / "wide", *more, retain_logs=logs)))
 
 
 def test_retain_logs_without_what_is_compared_are_refused(
@@ -191,7 +190,7 @@ def test_a_step_without_a_value_in_the_reference_gets_none(bert: Path, finished:
         f"{SAMPLER}.trajectory_sample_interval=1",
         "eval.tofu_trajectory.metrics.trajectory_metrics.metrics=[privleak]",
     )
-    evaluate_config(to_run(ask(bert, tmp_path / "run", *more, retain_logs=str(tmp_path / "logs.json"))))
+    evaluate_config(make_config(**ask(bert, tmp_path / "run", *more, retain_logs=str(tmp_path / "logs.json"))))
     curve = metric(tmp_path / "run")["agg_value"]["full"]["steps"]["privleak"]
     assert curve[1] is None and curve[0] == curve[2] == pytest.approx(0.0, abs=1e-6)
 
@@ -204,37 +203,29 @@ def test_no_retain_model_is_noted(finished: Path) -> None:
 def test_views_by_flag(bert: Path, tmp_path: Path, views: str) -> None:
     only = "eval.tofu_trajectory.metrics.trajectory_metrics.metrics=[probability]"
     request = ask(bert, tmp_path, only, trajectory_views=views)
-    evaluate_config(to_run(EvalAsk(**{**vars(request), "suite": "tofu"})))
+    evaluate_config(make_config(**{**request, "suite": "tofu"}))
     assert set(metric(tmp_path)["agg_value"]) == {views}
 
 
 def test_muse_and_the_quick_test_run(bert: Path, tmp_path: Path) -> None:
-    evaluate_config(to_run(ask(bert, tmp_path / "quick", suite="trajectory_test")))
+    evaluate_config(make_config(**ask(bert, tmp_path / "quick", suite="trajectory_test")))
     assert set(metric(tmp_path / "quick")["agg_value"]["full"]["steps"]) == {"probability", "exact_memorization"}
-    muse = EvalAsk(**{**vars(ask(bert, tmp_path / "muse", suite="muse_trajectory")), "data": str(DATA / "muse")})
-    evaluate_config(to_run(muse))
+    muse = dict({**ask(bert, tmp_path / "muse", suite="muse_trajectory"), "data": str(DATA / "muse")})
+    evaluate_config(make_config(**muse))
     assert metric(tmp_path / "muse", "MUSE")["agg_value"]["full"]["steps"]["rouge"]
 
 
 def test_a_causal_model_is_told_that_it_has_no_sampler(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Model does not have a sampler"):
-        evaluate_config(to_run(ask(LAB / "models" / "full", tmp_path)))
+        evaluate_config(make_config(**ask(LAB / "models" / "full", tmp_path)))
 
 
 def test_the_ordinary_suite_runs_on_a_diffusion_model(bert: Path, tmp_path: Path) -> None:
     """Likelihoods by the bound, with their standard error; texts by the sampler."""
     names = ["forget_Q_A_Prob", "forget_Q_A_ROUGE", "forget_Q_A_Prob_confidence_ordered"]
     short = "+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.max_new_tokens=8"
-    run = to_run(
-        EvalAsk(
-            model=str(bert),
-            data=str(DATA),
-            out=str(tmp_path),
-            limit=2,
-            metrics=names,
-            progress=False,
-            overrides=[short],
-        )
+    run = make_config(
+        model=str(bert), data=str(DATA), out=str(tmp_path), limit=2, metrics=names, progress=False, overrides=[short]
     )
     evaluate_config(run)
     found = json.loads((tmp_path / "TOFU_EVAL.json").read_text())
@@ -285,8 +276,8 @@ def test_metrics_as_a_list_and_as_a_mapping() -> None:
 def test_mistakes_are_explained(overrides: list[str], words: str, bert: Path, tmp_path: Path) -> None:
     said = [f"++eval.tofu.metrics.trajectory_metrics.{o}" for o in overrides]
     with pytest.raises(UserError) as error:
-        run = to_run(
-            EvalAsk(model=str(bert), data=str(DATA), out=str(tmp_path), limit=1, overrides=[*TRAJECTORY[1:], *said])
+        run = make_config(
+            model=str(bert), data=str(DATA), out=str(tmp_path), limit=1, overrides=[*TRAJECTORY[1:], *said]
         )
         evaluate_config(run)
     assert words in str(error.value)
@@ -305,7 +296,7 @@ def test_external_logits(bert: Path, tmp_path: Path) -> None:
     key = "eval.trajectory_test.metrics.trajectory_metrics.trajectory_config"
     every = f"{key}.sampler_kwargs.trajectory_sample_interval=1"
     source = [every, f"+{key}.logits_source=external", f"+{key}.logits_path={tmp_path / 'logits.safetensors'}"]
-    run = to_run(ask(bert, tmp_path / "run", *source, suite="trajectory_test"))
+    run = make_config(**ask(bert, tmp_path / "run", *source, suite="trajectory_test"))
     outcome = evaluate_config(run)
     assert outcome.manifest["cost"]["denoise_forwards"] == 0
     assert len(metric(tmp_path / "run")["agg_value"]["full"]["steps"]["probability"]) == 3
@@ -379,7 +370,7 @@ def test_two_models_are_told_apart(bert: Path, finished: Path, tmp_path: Path, c
     model.save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "model")
     every = f"{SAMPLER}.trajectory_sample_interval=1"
-    evaluate_config(to_run(ask(tmp_path / "model", other, every)))
+    evaluate_config(make_config(**ask(tmp_path / "model", other, every)))
     assert main(["diff", str(finished), str(other)]) == 0
     said = capsys.readouterr().out
     assert "in no number" not in said and "trajectory_metrics: probability (" in said

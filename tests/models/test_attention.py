@@ -12,8 +12,8 @@ from transformers.integrations import sdpa_attention
 import conftest
 from collect_tools import VOCAB, model_of
 from vestige.collect import forward
+from vestige.engine.config import make_config
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.flags import EvalAsk, to_run
 from vestige.models import attention
 from vestige.models.attention import shares_keys, without_copies
 
@@ -77,8 +77,8 @@ def test_an_evaluation_copies_no_keys(copies: list[int], tmp_path: Any, monkeypa
     def run(name: str) -> bytes:
         out = tmp_path / name
         metrics = ["forget_Q_A_Prob", "forget_Q_A_ROUGE"]
-        ask = EvalAsk(model=model, data=data, out=str(out), limit=12, progress=False, metrics=metrics)
-        evaluate_config(to_run(ask))
+        ask = {"model": model, "data": data, "out": str(out), "limit": 12, "progress": False, "metrics": metrics}
+        evaluate_config(make_config(**ask))
         return (out / "TOFU_EVAL.json").read_bytes()
 
     shared = run("shared")

@@ -14,8 +14,8 @@ import pytest
 
 from diffusion_tools import save_lab_bert
 from vestige.engine import stored
+from vestige.engine.config import make_config
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.flags import EvalAsk, to_run
 from vestige.engine.scores import Reference
 from vestige.store.kinds import read_manifest
 from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
@@ -53,10 +53,16 @@ def run(bert: Path, out: Path, metrics: str = METRICS, *more: str) -> Any:
         f"{CONFIG}.sampler_kwargs.trajectory_sample_interval=1", f"{KEY}.metrics={metrics}",
         f"+{CONFIG}.store_per_sample=true", "stats.resamples=0", *more,
     ]  # fmt: skip
-    ask = EvalAsk(
-        suite="tofu_trajectory", model=str(bert), data=str(DATA), out=str(out), limit=3, progress=False, overrides=said
-    )
-    evaluate_config(to_run(ask))
+    ask = {
+        "suite": "tofu_trajectory",
+        "model": str(bert),
+        "data": str(DATA),
+        "out": str(out),
+        "limit": 3,
+        "progress": False,
+        "overrides": said,
+    }
+    evaluate_config(make_config(**ask))
     return json.loads((out / "TOFU_EVAL.json").read_text())["trajectory_metrics"]
 
 

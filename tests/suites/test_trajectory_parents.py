@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from diffusion_tools import save_lab_bert
+from vestige.engine.config import make_config
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.flags import EvalAsk, to_run
 from vestige.suites.spec import SuiteSpec
 
 DATA = Path(__file__).parents[1] / "golden" / "lab" / "data"
@@ -30,18 +30,18 @@ def run(bert: Path, out: Path, metrics: str, *overrides: str, **more: Any) -> di
         f"{SAMPLER}.steps=3", f"{SAMPLER}.max_new_tokens=6", f"{SAMPLER}.trajectory_sample_interval=1",
         f"{KEY}.metrics={metrics}", "stats.resamples=0", *overrides,
     ]  # fmt: skip
-    ask = EvalAsk(
+    ask = dict(
         suite="tofu_trajectory", model=str(bert), data=str(DATA), out=str(out), limit=3, progress=False,
         overrides=said, **more,
     )  # fmt: skip
-    evaluate_config(to_run(ask))
+    evaluate_config(make_config(**ask))
     found: dict[str, Any] = json.loads((out / "TOFU_EVAL.json").read_text())["trajectory_metrics"]
     return found
 
 
 def spec(metrics: str, *overrides: str) -> SuiteSpec:
-    ask = EvalAsk(suite="tofu_trajectory", model="m", overrides=[f"{KEY}.metrics={metrics}", *overrides])
-    children = to_run(ask).suite.metrics["trajectory_metrics"].children
+    ask = {"suite": "tofu_trajectory", "model": "m", "overrides": [f"{KEY}.metrics={metrics}", *overrides]}
+    children = make_config(**ask).suite.metrics["trajectory_metrics"].children
     assert children is not None
     return children
 

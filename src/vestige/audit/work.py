@@ -17,9 +17,8 @@ from typing import Any
 from vestige.data.rows import suffixes
 from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
-from vestige.engine.config import RunConfig
+from vestige.engine.config import RunConfig, make_config
 from vestige.engine.evaluate import Outcome, evaluate_config
-from vestige.engine.flags import EvalAsk, to_run
 from vestige.engine.served import handle_for
 from vestige.errors import UserError
 from vestige.io import DamagedError, decode
@@ -57,7 +56,7 @@ class Audit:
     out: Path = Path("saves/audit")
     minutes: float | None = None  # None: as long as it takes
     skip: Sequence[str] = ()  # tests to leave out
-    settings: Mapping[str, Any] = field(default_factory=dict)  # fields of EvalAsk
+    settings: Mapping[str, Any] = field(default_factory=dict)  # options of an evaluation
 
     @property
     def files(self) -> dict[str, Path]:
@@ -147,7 +146,7 @@ class AuditWork:
         if name != "retain" and audit.retain_model:
             settings["retain_logs"] = str(audit.out / "retain" / "OWN_EVAL.json")
         settings["server_by_name"] = bool(settings.get("server"))
-        run = to_run(EvalAsk(**{**settings, **more}))
+        run = make_config(**{**settings, **more})
         assert isinstance(run, RunConfig)  # the suite `own` is one of metrics
         files = {split: str(file) for split, file in audit.files.items()}
         return replace(run, missing="skip", local={"own": {"files": files}})

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_type_hints
 
 from vestige.adapters import HARNESSES
 from vestige.configs.compose import (
@@ -28,7 +28,7 @@ from vestige.configs.compose import (
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
 from vestige.metrics.dialects import get_dialect
-from vestige.options import name_everywhere, settings_of
+from vestige.options import name_everywhere, setting_types, settings_of
 from vestige.schema import check_form
 from vestige.suites.postprocess import check_postprocess
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
@@ -436,6 +436,13 @@ VIEWS = {"both": "[full,eos]", "full": "[full]", "eos": "[eos]"}
 
 def suite_names() -> list[str]:
     return sorted(path.stem for path in (PACKAGE_DIR / "eval").glob("*.yaml"))
+
+
+def option_types() -> dict[str, Any]:
+    """The options of `make_configs` with the types of their values, for files that set them (a sweep's plan)."""
+    types = setting_types() | get_type_hints(make_configs)
+    del types["settings"], types["return"]
+    return types
 
 
 def make_config(**options: Any) -> AnyConfig:

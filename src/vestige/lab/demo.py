@@ -19,9 +19,8 @@ from typing import Any
 from vestige.costs.estimate import duration
 from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
-from vestige.engine.config import RunConfig
+from vestige.engine.config import RunConfig, make_config
 from vestige.engine.evaluate import Outcome, evaluate_config
-from vestige.engine.flags import EvalAsk, to_run
 from vestige.lab.background_worker import Worker, background_worker, spare_core
 from vestige.lab.diffusion import LLADA, build_diffusion_lab
 from vestige.lab.models import Lab, build_lab, with_threads
@@ -228,15 +227,15 @@ def _evaluate_models(lab: Lab, out: Path, worker: Worker | None) -> str:
     order = ["retain", *(name for name in lab.models if name != "retain")]
     asks = {}
     for name in order:
-        asks[name] = EvalAsk(
-            model=str(lab.models[name]),
-            data=str(lab.data),
-            out=str(out / "eval" / name),
-            retain_logs=None if name == "retain" else str(logs),
-            metrics=[*SHOWN, *ALSO],
-            full=str(lab.models["full"]),
-            progress=True,
-        )
+        asks[name] = {
+            "model": str(lab.models[name]),
+            "data": str(lab.data),
+            "out": str(out / "eval" / name),
+            "retain_logs": None if name == "retain" else str(logs),
+            "metrics": [*SHOWN, *ALSO],
+            "full": str(lab.models["full"]),
+            "progress": True,
+        }
     away: dict[str, Callable[[], Evaluated]] = {}
     results: dict[str, Evaluated] = {}
     for name in order:
@@ -262,14 +261,14 @@ def _evaluate_models(lab: Lab, out: Path, worker: Worker | None) -> str:
     )
 
 
-def _evaluate(ask: EvalAsk) -> Outcome:
-    run = to_run(ask)
+def _evaluate(ask: Mapping[str, Any]) -> Outcome:
+    run = make_config(**ask)
     assert isinstance(run, RunConfig)
     with hushed():  # the retain model itself has no retain logs, by nature
         return evaluate_config(run)
 
 
-def _values_and_seconds(ask: EvalAsk) -> Evaluated:
+def _values_and_seconds(ask: Mapping[str, Any]) -> Evaluated:
     outcome = _evaluate(ask)
     return {m: outcome.scores[m].agg_value for m in SHOWN}, float(outcome.manifest["seconds"]["total"])
 
@@ -296,20 +295,20 @@ def measure_diffusion(out: Path, seed: int = 0) -> dict[str, Score]:
         for name in ["retain", *(model for model in lab.models if model != "retain")]:
             print(f"Denoising with {name} ...", flush=True)
             config = json.loads((lab.models[name] / "config.json").read_text(encoding="utf-8"))
-            ask = EvalAsk(
-                suite=SUITE,
-                model=str(lab.models[name]),
-                data=str(lab.data),
-                out=str(out / "eval" / f"diffusion_{name}"),
-                retain_logs=None if name == "retain" else str(out / "eval" / "diffusion_retain"),
-                progress=True,
-                overrides=[
+            ask = {
+                "suite": SUITE,
+                "model": str(lab.models[name]),
+                "data": str(lab.data),
+                "out": str(out / "eval" / f"diffusion_{name}"),
+                "retain_logs": None if name == "retain" else str(out / "eval" / "diffusion_retain"),
+                "progress": True,
+                "overrides": [
                     f"{key}.metrics=[probability,rouge,privleak]",
                     f"{sampler}.max_new_tokens={config['diffusion_window']}",  # what the models were taught to fill
                     f"{sampler}.steps={STEPS}",
                     f"{sampler}.trajectory_sample_interval=1",
                 ],
-            )
+            }
             results[name] = _evaluate(ask).scores[TRAJECTORY]
     return results
 

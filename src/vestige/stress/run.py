@@ -19,9 +19,8 @@ from typing import Any
 
 from vestige.adapters.plugins import plugin_digests
 from vestige.data.datasets import PREFILLED
-from vestige.engine.config import RunConfig
+from vestige.engine.config import RunConfig, make_config
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError, unknown_name
 from vestige.guard import read_json
 from vestige.isolation import DiedError, isolated
@@ -77,7 +76,7 @@ class Stress:
     keep: bool = False
     temperature: float = 1.0
     compute_dtype: str | None = None  # quantise: what 4-bit layers multiply in
-    settings: Mapping[str, Any] = field(default_factory=dict)  # other fields of EvalAsk
+    settings: Mapping[str, Any] = field(default_factory=dict)  # other options of an evaluation
     progress: bool = False  # a bar of evaluations
     control: Path | None = None  # a finished run of the same attacks on the retain model, so that it is attacked once
     # model | retain -> a finished evaluation of it: what it collected is not collected again before the attack.
@@ -339,8 +338,8 @@ class AttackSubject:
         """The evaluation of one checkpoint."""
         ask, out = self.ask, str(self.ask.out / "evals" / self.who / label)
         settings = {**ask.settings, **more}
-        run = to_run(
-            EvalAsk(model=path, data=str(ask.data), out=out, metrics=list(ask.metrics), progress=False, **settings)
+        run = make_config(
+            model=path, data=str(ask.data), out=out, metrics=list(ask.metrics), progress=False, **settings
         )
         if not isinstance(run, RunConfig):
             raise UserError("Attacks are measured by a suite of metrics, not by a harness of tasks.")

@@ -20,12 +20,11 @@ from typing import Annotated, Any
 import msgspec
 
 from vestige.depth.ask import DepthAsk, make_ask
-from vestige.engine.config import HarnessConfig
-from vestige.engine.flags import EvalAsk, to_run
+from vestige.engine.config import HarnessConfig, make_config, option_types
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_yaml
 from vestige.io import decode_data
-from vestige.schema import check_form
+from vestige.schema import misfit
 from vestige.secrets import note_tree
 from vestige.stress.attacks import WORDS, WeightsAttack, weights_attacks
 from vestige.stress.copies import held_paths
@@ -33,7 +32,8 @@ from vestige.stress.copies import held_paths
 DEPTH = "depth"  # the suite that is a depth run for each model
 # Flags that a sweep sets itself; a plan may set all others of an evaluation or of a depth run.
 _SET_BY_SWEEP = ("model", "out", "task_name", "retain_logs", "plugins", "progress", "server_by_name")
-_EVAL_FLAGS = {f.name for f in fields(EvalAsk)} - set(_SET_BY_SWEEP)
+_EVAL_TYPES = option_types()
+_EVAL_FLAGS = set(_EVAL_TYPES) - set(_SET_BY_SWEEP)
 _DEPTH_SET_BY_SWEEP = ("unlearned", "out", "s1_cache", "progress", "quantization", "compute_dtype")
 _DEPTH_FLAGS = {f.name for f in fields(DepthAsk)} - set(_DEPTH_SET_BY_SWEEP)
 HERE = "none"  # `server` of a model that runs in the task's own process although the plan has servers
@@ -71,7 +71,7 @@ class PlanFile:
 class PlanModel:
     name: str
     path: str
-    flags: Mapping[str, Any] = field(default_factory=dict)  # fields of EvalAsk, for this model only
+    flags: Mapping[str, Any] = field(default_factory=dict)  # options of an evaluation, for this model only
     memory: int | None = None
     attack: bool | None = None  # None: unless it is the full model
 
@@ -111,7 +111,7 @@ class SweepPlan:
 
     out: Path
     models: tuple[PlanModel, ...]
-    suites: Mapping[str, Mapping[str, Any]]  # name -> fields of EvalAsk, or of DepthAsk
+    suites: Mapping[str, Mapping[str, Any]]  # name -> options of an evaluation, or fields of DepthAsk
     file: PlanFile  # whatever else it says
     retain: str | None = None
     attacks: tuple[PlannedAttack, ...] = ()
@@ -305,7 +305,12 @@ def _check_flags(flags: Mapping[str, Any], known: set[str], where: str) -> None:
             raise unknown_name("setting", str(key), known, f"({where} in the plan)")
     # (Types of the flags of an evaluation.)
     if known is _EVAL_FLAGS:  # make_ask checks those of a depth run
-        check_form(flags, EvalAsk, f"What the plan says {where}", "correct it")
+        for key, value in flags.items():
+            problem = misfit(value, _EVAL_TYPES[key])
+            if problem:
+                raise UserError(
+                    f"What the plan says {where} does not have the form it should: {problem} at `$.{key}`; correct it."
+                )
 
 
 def _depth_suite(flags: Mapping[str, Any], plan: SweepPlan, name: str) -> dict[str, Any]:
@@ -400,7 +405,7 @@ def _check_whole(plan: SweepPlan) -> SweepPlan:
     for name, flags in plan.suites.items():
         if plan.is_depth(name):
             suites[name] = _depth_suite(flags, plan, name)
-        elif not isinstance(to_run(EvalAsk(**suite_ask(plan, plan.models[0], name, None))), HarnessConfig):
+        elif not isinstance(make_config(**suite_ask(plan, plan.models[0], name, None)), HarnessConfig):
             metric_suites.append(name)
     plan = replace(plan, suites=suites, metric_suites=tuple(metric_suites))
     served = [model for model in plan.models if model.flags.get("server")]

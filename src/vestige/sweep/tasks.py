@@ -137,9 +137,9 @@ def evaluation(ask: Mapping[str, Any]) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _compose(ask: str) -> Any:
     """Composing takes longer than all else that is looked at to see whether a task is done."""
-    from vestige.engine.flags import EvalAsk, to_run
+    from vestige.engine.config import make_config
 
-    return to_run(EvalAsk(**json.loads(ask)))
+    return make_config(**json.loads(ask))
 
 
 # ---- from a plan to tasks ----------------------------------------------------------------------------------------

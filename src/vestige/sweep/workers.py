@@ -217,7 +217,11 @@ class RayPool:
         self.ray: Any = ray
         self.is_ours = not ray.is_initialized()
         if self.is_ours:
-            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
+            quiet: dict[str, Any] = {
+                "log_to_driver": False,
+                "logging_level": logging.ERROR,
+                "ignore_reinit_error": True,
+            }
             try:
                 ray.init(address=address or "auto", **quiet)
             except ConnectionError as error:

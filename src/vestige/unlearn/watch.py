@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vestige.adapters.trainers import TrainerGuest, log_metrics, log_table, logged_before
-from vestige.engine.config import RunConfig
-from vestige.engine.flags import EvalAsk, to_run
+from vestige.engine.config import RunConfig, make_config
 from vestige.errors import UserError, is_ours
 from vestige.in_memory import (
     AcceleratorLike,
@@ -62,17 +61,16 @@ def live_run(
 ) -> RunConfig:
     """The evaluation of a live model, composed before training starts, so that a mistake costs nothing."""
     files = load_plugin_files(plugins)
-    ask = EvalAsk(
-        suite,
-        "live",
-        folder,
-        path_list(retain_logs) or None,
+    run = make_config(
+        suite=suite,
+        model="live",
+        data=folder,
+        retain_logs=path_list(retain_logs) or None,
         metrics=metrics.split(",") if isinstance(metrics, str) else metrics,
         progress=False,
         plugins=tuple(files),
         **more,
     )
-    run = to_run(ask)
     if not isinstance(run, RunConfig):
         raise UserError(f"'{suite}' is a harness of tasks; a model is watched with a suite of metrics (tofu, muse).")
     return run

@@ -17,16 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from vestige.adapters import trajectory_tensors
-from vestige.collect.reduce import reduce_logits
 from vestige.data.datasets import generation_start, prompt_ids
 from vestige.errors import UserError
 from vestige.metrics import membership, memorisation, trajectory
 from vestige.metrics import text as rouge
 from vestige.metrics.trajectory import (
     DEFAULT_TRAJECTORIES,
-    captures,
-    distribution,
     effective_length,
     follow,
     sigma,
@@ -156,24 +152,6 @@ def test_effective_length(name: str) -> None:
     assert length == min(case["first_eos_position_0based_or_L"] + 1, case["L"])
 
 
-@pytest.mark.parametrize("case", GOLDEN["effective_lengths"])
-def test_effective_lengths_of_rows(case: dict[str, Any]) -> None:
-    rows = [row[p : p + case["L"]] for row, p in zip(case["sequences"], case["prompt_lens"], strict=True)]
-    assert [effective_length(row, case["eos_token_id"]) for row in rows] == case["L_eff"]
-
-
-def test_windows() -> None:
-    assert window([1, 2, 3, 4], 2) == (1, 2)
-    assert window([], 2) == (IGNORE, IGNORE)
-    assert window([1, 2, 3], 3, "causal") == (2, 3, IGNORE)
-    assert window([1, 2, 3, 4], 3, "causal") == (2, 3, IGNORE)  # the fourth label lies outside the window
-    assert window([1], 0, "causal") == window([], 0) == ()
-    want = GOLDEN["batched_geometry"]["errors"]["alignment"].removeprefix("ValueError: ")
-    with pytest.raises(UserError) as caught:
-        window([1], 2, "shift")
-    assert str(caught.value) == want
-
-
 # ------------------------------------------------------------------------------------------------ golden metrics
 
 BOTH_VIEWS = [(name, view) for name in IN_RANGE for view in ("full", "eos")]
@@ -300,18 +278,6 @@ def test_texts_and_rouge(name: str, view: str, along: str) -> None:
 # ------------------------------------------------------------------------------------------------------- readings
 
 
-def test_what_collecting_keeps_gives_the_same_readings() -> None:
-    """The planes of these tests, and those of the reduction that evaluations use, are the same to rounding."""
-    case, trace = CASES["random_all_valid"], golden_trace("random_all_valid", "same_position")
-    for s in range(case["S"]):
-        label = torch.as_tensor(trace.labels[0])
-        kept = reduce_logits(logits_of(case)[:, :, s].T, torch.arange(case["L"]), label)
-        np.testing.assert_array_equal(kept["top1"], trace.top1[s])
-        np.testing.assert_allclose(kept["logprob"], trace.logprob[0, s], rtol=1e-6)
-        np.testing.assert_allclose(kept["mean"], trace.mean[s], rtol=1e-5)
-        np.testing.assert_allclose(kept["std"], trace.std[s], rtol=1e-5)
-
-
 def random_trace(seed: int = 0, steps: int = 6, length: int = 9, fixed: Any = None) -> Trace:
     rng = np.random.default_rng(seed)
     logits = torch.tensor(rng.normal(0, 2, (20, length, steps)), dtype=torch.float32)
@@ -345,43 +311,6 @@ def test_reading_equals_indexing_cell_by_cell() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ reporting
-
-
-def even_schedule(tokens: int, passes: int) -> list[int]:
-    """Tokens decided before each pass when each takes an equal share of what is left, rounded half to even."""
-    done = [0]
-    for j in range(passes - 1):
-        done.append(done[-1] + round((tokens - done[-1]) / (passes - j)))
-    return done
-
-
-REPORTING = GOLDEN["reporting_steps"]
-
-
-def test_captures_of_a_schedule() -> None:
-    """Captures and their token counts; published code's labels are right only if no pass decides more than a share."""
-    every_other = captures(even_schedule(200, 50), 8)
-    counts = [even_schedule(200, 50)[s] for s in every_other]
-    assert counts == REPORTING[0]["step_values"] and len(counts) == REPORTING[0]["S"]
-    assert every_other == REPORTING[1]["steps_to_use"][:-1]  # published code adds the last pass
-    coarse = even_schedule(200, 16)
-    assert captures(coarse, 8) == REPORTING[3]["steps_to_use"]
-    assert [coarse[s] for s in captures(coarse, 8)] == coarse != REPORTING[3]["step_values"]
-    small = even_schedule(32, 8)
-    assert [small[s] for s in captures(small, 8)] == REPORTING[4]["step_values"]
-    assert captures(range(8), 1) == REPORTING[5]["steps_to_use"]
-    assert captures([0], 8) == REPORTING[7]["steps_to_use"]
-    assert captures([], 8) == REPORTING[8]["steps_to_use"]
-    # 16 tokens in 8 passes: 8 stand before pass 4; published code reports pass 7 under that label
-    assert captures(even_schedule(16, 8), 8) == [0, 4] and REPORTING[6]["steps_to_use"] == [0, 7]
-
-
-def test_distribution_by_hand() -> None:
-    """Five values ten apart: a deviation of sqrt(200), a standard error of sqrt(40)."""
-    got = {name: float(v[0]) for name, v in distribution([[30.0], [0.0], [40.0], [10.0], [20.0]]).items()}
-    half = 1.96 * math.sqrt(40)
-    want = {"mean": 20, "std": math.sqrt(200), "median": 20, "p25": 10, "p75": 30, "min": 0, "max": 40}
-    assert got == pytest.approx({**want, "ci_low": 20 - half, "ci_high": 20 + half})
 
 
 # ------------------------------------------------------------------------------------------------------ set level
@@ -434,36 +363,6 @@ def test_where_the_answer_begins(case: dict[str, Any]) -> None:
         assert list(window(labels[start:], 3)) == case["peer_dual_label_slice_L3"]
     if case["name"].startswith("prompt_only_chat"):  # there published code would score the prompt
         assert window(labels[start:], 3) == (21, 22, 23) != tuple(case["peer_dual_label_slice_L3"])
-
-
-def checksum(tensor: torch.Tensor) -> tuple[float, float]:
-    flat = tensor.double().flatten()
-    return float(flat.sum()), float((flat * torch.arange(1, len(flat) + 1)).sum())
-
-
-@pytest.mark.parametrize("name", [n for n in IN_RANGE if "trajectory_checksums" in CASES[n]])
-def test_golden_trajectory_tensors(name: str) -> None:
-    case = CASES[name]
-    tensors = trajectory_tensors.compute_trajectories(logits_of(case), case["F"])
-    assert list(tensors) == list(DEFAULT_TRAJECTORIES)
-    for along, want in case["trajectory_checksums"].items():
-        assert checksum(tensors[along]) == (want["sum"], want["weighted"])
-
-
-GEOMETRY = {k: v for k, v in GOLDEN["batched_geometry"].items() if k != "errors"}
-
-
-@pytest.mark.parametrize("name", GEOMETRY)
-def test_batches_cut_behind_the_longest_prompt(name: str) -> None:
-    case = GEOMETRY[name]
-    history = list(torch.tensor(case["logits_history_sbtv"]))
-    got = trajectory_tensors.trajectories_from_logits(
-        history, torch.tensor(case["fixation_steps_bt"]), case["prompt_lens"], padding="left"
-    )
-    assert (got["S"], got["L"], got["F"].tolist()) == (case["S"], case["L"], case["F"])
-    assert float(got["R"].sum()) == pytest.approx(case["R_bvls_sum"], abs=1e-4)
-    assert got["R"][:, :, 0, 0].tolist() == case["R_first_row_l0_s0"]
-    assert torch.equal(got["steps"], got["R"])
 
 
 # ------------------------------------------------------------------------------------------ the guide's own names

@@ -81,7 +81,6 @@ class RunDirectory:
         self.checked: dict[str, tuple[Stamp, str]] = {}  # files that fitted their digests when the run was begun
         self.present = False  # whether there is a manifest of ours
         self._stamp: Stamp = (0, 0, 0)
-        self._listed: list[str] | None = None  # what LIST holds
 
     def read(self, strict: bool = False) -> None:
         """Takes in the manifest. Other processes, and children of this one, may have added names to it."""
@@ -214,10 +213,9 @@ class RunDirectory:
             raise not_ours(path)
         body = {"schema": SCHEMA, "kind": self.kind, **self.facts, **bookkeeping}
         text = manifest_text(body, bookkeeping["state"] == "finished")
-        if bookkeeping["writes"] != self._listed:
+        if _recorded(self.directory) != set(bookkeeping["writes"]):  # other processes may have written it
             with replacing(self.directory / LIST) as half:
                 half.write_text(json.dumps(bookkeeping["writes"]), encoding="utf-8")
-            self._listed = bookkeeping["writes"]
         with replacing(path) as half:
             half.write_text(text, encoding="utf-8")
         self._stamp = _stamp_of(path)

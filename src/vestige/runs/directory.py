@@ -178,10 +178,10 @@ class RunDirectory:
         self.read()
         if facts is not None:
             self.facts = {key: value for key, value in facts.items() if key not in BOOKKEEPING}
-        if self._is_open:
-            self._write([], last=True)
+        if self._is_open:  # other processes may be about to write what they listed
+            self._write([])
             return
-        self.names = self._existing()
+        self.names = {name for name in self.names if os.path.lexists(self.directory / name)}
         self.clear()  # what child processes that died have left
         files, runs = files_of(self.directory, self.names), runs_in(self.directory)
         digests = {}
@@ -197,15 +197,11 @@ class RunDirectory:
     def _is_open(self) -> bool:
         return self.kind in OPEN or self.state == "open"
 
-    def _existing(self) -> set[str]:
-        """The listed names of what was written in the end."""
-        return {name for name in self.names if os.path.lexists(self.directory / name)}
-
-    def _write(self, new: Iterable[str], last: bool = False) -> None:
-        """The manifest with more names, while the run is under way. `last`: without those that came to nothing."""
+    def _write(self, new: Iterable[str]) -> None:
+        """The manifest with more names, while the run is under way."""
         with _threads, self._alone():
             self.read()
-            self.names = self._existing() if last else self.names | set(new)
+            self.names |= set(new)
             body: dict[str, Any] = {"state": "open" if self._is_open else "unfinished", "writes": sorted(self.names)}
             if not self._is_open:
                 body["writer"] = {"pid": os.getpid(), "host": socket.gethostname()}

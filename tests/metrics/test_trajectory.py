@@ -20,7 +20,6 @@ import torch
 from vestige.data.datasets import generation_start, prompt_ids
 from vestige.errors import UserError
 from vestige.metrics import membership, memorisation, trajectory
-from vestige.metrics import text as rouge
 from vestige.metrics.trajectory import (
     DEFAULT_TRAJECTORIES,
     effective_length,
@@ -177,68 +176,6 @@ def test_same_position_metrics(name: str, view: str, along: str) -> None:
     same(membership.mia_min_k_plus_plus(cut, K), golden(case, view, along, "sp_min_k_pp"))
 
 
-@pytest.mark.parametrize(("name", "view"), BOTH_VIEWS)
-@pytest.mark.parametrize("along", DEFAULT_TRAJECTORIES)
-def test_causal_metrics(name: str, view: str, along: str) -> None:
-    """Where nothing is scored the published 1.0 is NaN here; where published code is undefined there is no golden."""
-    case = CASES[name]
-    t = answers_at(name, view, along, "causal")[0]
-    if not t.tokens:
-        assert np.isnan(memorisation.probability(t)).all()
-        assert set(golden(case, view, along, "prob_traj")) == {1.0}
-        return
-    same(memorisation.probability(t), golden(case, view, along, "prob_traj"))
-    floored = memorisation.probability_confidence_ordered(t, memorisation.PUBLISHED_FLOOR)
-    same(floored, golden(case, view, along, "prob_conf_ordered_shifted"))
-    # the guide's route divides the same sum by all labels, the first one included
-    labels = case["labels"][: case["L_eff"] if view == "eos" else None]
-    valid = sum(x != IGNORE for x in labels)
-    same(np.exp(-memorisation.loss(t) * t.tokens / valid), golden(case, view, along, "prob_eval"))
-    if case["labels"][0] != IGNORE:
-        assert set(golden(case, view, along, "em")) == {None}
-        return
-    same(floored, golden(case, view, along, "prob_provider_causal"))
-    same(floored, golden(case, view, along, "prob_conf_ordered_causal"))
-    cut = t.without_last()
-    same(memorisation.exact_memorization(cut), golden(case, view, along, "em"))
-    suffix = memorisation.extraction_strength(trajectory.in_text_order(cut), floor=True)
-    same(suffix, golden(case, view, along, "es_suffix"))
-    same(membership.mia_min_k(cut, K), golden(case, view, along, "min_k"))
-    same(membership.mia_min_k_plus_plus(cut, K), golden(case, view, along, "min_k_pp"))
-
-
-@pytest.mark.parametrize(("name", "view"), BOTH_VIEWS)
-@pytest.mark.parametrize("alignment", ["same_position", "causal"])
-def test_extraction_strength_in_decision_order(name: str, view: str, alignment: str) -> None:
-    """Published code reads min(s, F) whatever the trajectory, and calls an answer without tokens 0."""
-    case, trace = CASES[name], golden_trace(name, alignment)
-    length = trajectory.view_length(view, trace.final, case["eos_token_id"])
-    t = follow(trace, "fixation_start").in_decision_order(case["labels"], 0, length, alignment)
-    ours = memorisation.extraction_strength(t)
-    if not t.tokens:
-        assert np.isnan(ours).all()
-        return
-    for along in DEFAULT_TRAJECTORIES:
-        same(ours, golden(case, view, along, f"es_fixation_{alignment}"))
-
-
-EXTRACTION = json.loads((Path(__file__).parents[1] / "golden" / "trajectory_extraction.json").read_text())["cases"]
-
-
-def extraction(logits: torch.Tensor, fixed: list[int], labels: list[int], alignment: str, length: int) -> float:
-    """Extraction strength in decision order at the last step, of the first `length` positions."""
-    trace = make_trace(logits, fixed, [window(labels, len(fixed), alignment)])
-    t = follow(trace, "fixation_start").in_decision_order(labels, 0, length, alignment)
-    return float(memorisation.extraction_strength(t)[-1])
-
-
-@pytest.mark.parametrize("case", EXTRACTION, ids=[f"{i}-{c['alignment']}" for i, c in enumerate(EXTRACTION)])
-def test_published_extraction_strength_in_both_alignments(case: dict[str, Any]) -> None:
-    logits = torch.tensor(case["R"], dtype=torch.float32)
-    got = extraction(logits, case["F"], case["labels"], case["alignment"], len(case["F"]))
-    assert got == pytest.approx(case["extraction_strength"], abs=1e-12)
-
-
 @pytest.mark.parametrize(("name", "view"), [(n, v) for n, v in BOTH_VIEWS if CASES[n].get("labels_wrong")])
 @pytest.mark.parametrize("along", DEFAULT_TRAJECTORIES)
 def test_truth_ratio(name: str, view: str, along: str) -> None:
@@ -254,25 +191,6 @@ def test_truth_ratio(name: str, view: str, along: str) -> None:
         else:
             geometric = memorisation.truth_ratio(losses[0], np.mean(losses[1:], axis=0))
             same(geometric, golden(case, view, along, "sp_truth_ratio_score_geometric"))
-
-
-def toy_decode(ids: Array | list[int]) -> str:
-    return " ".join(f"w{i}" for i in ids if i >= 5)
-
-
-@pytest.mark.parametrize(("name", "view"), BOTH_VIEWS)
-@pytest.mark.parametrize("along", DEFAULT_TRAJECTORIES)
-def test_texts_and_rouge(name: str, view: str, along: str) -> None:
-    case, trace = CASES[name], golden_trace(name, "same_position")
-    length = trajectory.view_length(view, trace.final, case["eos_token_id"])
-    ids = follow(trace, along).ids(length=length)
-    assert [row.tolist() for row in ids] == golden(case, view, along, "argmax_ids")
-    texts = [toy_decode(row) for row in ids]
-    assert texts == golden(case, view, along, "text")
-    reference = toy_decode([x for x in case["labels"] if x != IGNORE])
-    scores = [rouge.rouge_scores(reference, text) for text in texts]
-    for key in ("rouge1_recall", "rougeL_recall", "rougeL_f1"):
-        same(np.array([score[key] for score in scores]), golden(case, view, along, key))
 
 
 # ------------------------------------------------------------------------------------------------------- readings

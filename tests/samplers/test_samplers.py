@@ -54,21 +54,6 @@ def test_every_deterministic_run_is_reproduced(name: str) -> None:
         assert list(one.final) == sequence[slice(*one.where)]
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_the_recorder_sees_the_logits_that_fill(name: str) -> None:
-    """Their argmax is the peer's at every pass, and at temperature 0 it is what is written."""
-    run = RUNS[name]
-    theirs = run.get("step_argmax_generated") or run["step_argmax_block"]
-    for step, (seen, expected) in enumerate(zip(replay(run)[2], theirs, strict=True)):
-        top = seen.logits.argmax(dim=-1)
-        for sample_number in seen.sample.unique().tolist():
-            own = seen.sample == sample_number
-            assert top[own].tolist() == expected[sample_number], (step, sample_number)
-            masked = own & (seen.canvas == MASK)
-            assert torch.equal(seen.proposal[masked], top[masked])
-            assert torch.equal(seen.proposal[own & ~masked], seen.canvas[own & ~masked])
-
-
 @pytest.mark.parametrize("name", [n for n in EXACT if n.startswith("bd3_llama")])
 def test_reading_the_prefix_again_is_the_same_as_keeping_it(name: str) -> None:
     assert replay(RUNS[name], cached=False)[1] == RUNS[name]["histories"]

@@ -55,19 +55,6 @@ def test_an_empty_answer_is_counted_and_named_never_scored(handler: str) -> None
     assert with_it.value_by_index["1"] == (without.value_by_index or {})["1"]
 
 
-def test_the_peers_stand_ins_for_empty_answers() -> None:
-    """open-unlearning scores an answer without tokens 0 in extraction strength and null in exact memorisation."""
-    one_token = example(3, 5)  # its only label is the end token, which that dialect drops
-    assert one_token.target is not None
-    answers = {**GOOD, one_token.target.key: stats(hit=[1])}
-    data = rows((A,), (one_token,))
-    strength = score("extraction_strength", data, answers, "open-unlearning")
-    assert (strength.value_by_index or {})["3"] == {"score": 0.0}
-    memory = score("exact_memorization", data, answers, "open-unlearning")
-    assert (memory.value_by_index or {})["3"]["score"] is None
-    assert score("exact_memorization", data, answers).agg_value == 1.0  # strict counts the token
-
-
 def test_a_broken_model_has_no_mean() -> None:
     nan = stats(logprob=[np.nan, -1.0])
     got = score("probability", rows((A,), (B,)), {**GOOD, B.target.key: nan})  # type: ignore[union-attr]

@@ -3,7 +3,7 @@
     python tools/gpu_counts.py           prints it
     python tools/gpu_counts.py --write   puts it into docs/gpu.md, between the markers
 
-The counts are exact and the same on every machine; tests/test_gpu.py holds them to their budgets.
+The counts are exact and the same on every machine; tests/collect/test_gpu.py holds them to their budgets.
 """
 
 from __future__ import annotations

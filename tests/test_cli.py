@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ def test_a_plan_counts_the_reference_model(capsys: pytest.CaptureFixture[str], t
             "metrics": ["mia_reference"],
             "limit": 6,
         }
-        run = make_config(**{**ask, **dict(reference_model=str(reference))})
+        run = make_config(**{**ask, "reference_model": str(reference)})
         assert isinstance(run, RunConfig)
         return make_plan(run)
 

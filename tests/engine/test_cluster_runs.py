@@ -100,16 +100,6 @@ def test_the_interval_of_a_share_ends_at_zero_and_one(
     assert (low, high) == ((max(0.0, plain[0]), min(1.0, plain[1])) if shares else plain)
 
 
-def test_the_manifest_has_the_cluster_of_each_row(runs: dict[str, Path]) -> None:
-    manifest = read(runs["unlearned"] / "manifest.json")
-    assert manifest["config"]["stats"]["cluster"] == "shelf"
-    found = [d["clusters"] for d in manifest["data"].values() if d["source"].endswith("forget.jsonl")]
-    assert found and all(len(c["of"]) == 32 and len(c["names"]) == CLUSTERS and c["by"] == "shelf" for c in found)
-    assert [found[0]["names"][found[0]["of"][str(i)]] for i in range(32)] == [f"forget {s}" for s in SHELVES]
-    facts = [d for d in manifest["data"].values() if d["source"].endswith("world_facts.jsonl")]
-    assert all("clusters" not in d for d in facts)  # no such column: rows are their own clusters
-
-
 def test_a_comparison_takes_clusters_from_the_runs(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     from vestige.results.compare import compare
 
@@ -122,22 +112,6 @@ def test_a_comparison_takes_clusters_from_the_runs(runs: dict[str, Path], capsys
     assert "clusters" in repr(found)
     rows = compare([runs["retain"], runs["unlearned"]], "forget_Q_A_Prob", resamples=500, cluster="none")
     assert rows.differences["unlearned"][0].interval != by_metric["forget_Q_A_Prob"].interval
-
-
-def test_an_old_run_is_given_clusters_by_score(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
-    """Its manifest says nothing of clusters; the data files it names do."""
-    old = tmp_path / "old"
-    args = eval_args(LAB / "models" / "unlearned", old, "--metrics", METRICS, "--retain-logs", str(runs["retain"]))
-    assert main([*with_paths(args, data), "--cluster", "none"]) == 0
-    before = (old / "TOFU_STATS.json").read_bytes()
-    assert main(["score", str(old), "--cluster", "shelf"]) == 0
-    assert (old / "TOFU_STATS.json").read_bytes() == (runs["unlearned"] / "TOFU_STATS.json").read_bytes()
-    assert read(old / "manifest.json")["data"] == read(runs["unlearned"] / "manifest.json")["data"]
-    assert main(["verify", str(old)]) == 0
-    assert main(["score", str(old)]) == 0  # it stays so
-    assert (old / "TOFU_STATS.json").read_bytes() == (runs["unlearned"] / "TOFU_STATS.json").read_bytes()
-    assert main(["score", str(old), "--cluster", "none"]) == 0
-    assert (old / "TOFU_STATS.json").read_bytes() == before
 
 
 def test_clusters_that_are_not_there(
@@ -165,29 +139,6 @@ def test_other_rows_than_the_run_read_do_not_say_its_clusters(
     (mine / "forget.jsonl").write_text("".join(reversed(lines)))
     assert main(["score", str(run), "--cluster", "shelf"]) == 2
     assert "does not hold the rows that this run read" in capsys.readouterr().err
-
-
-def test_an_author_column_is_found_and_four_authors_are_too_few(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    args = eval_args(LAB / "models" / "unlearned", tmp_path, "--metrics", "forget_Q_A_Prob")
-    assert main(args) == 0
-    stat = read(tmp_path / "TOFU_STATS.json")["forget_Q_A_Prob"]
-    assert stat["interval"] is None and stat["clusters"] == 4
-    assert stat["reason"] == "too few clusters: 4, and an interval takes at least 5"
-    assert "forget.jsonl has 4 clusters (author)" in capsys.readouterr().out
-
-
-def test_a_file_of_too_few_clusters_is_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = LAB / "models" / "unlearned"
-    metrics = "forget_Q_A_Prob,forget_truth_ratio,forget_Q_A_ROUGE"  # they read the file in different ways
-    assert main(eval_args(model, tmp_path / "eval", "--limit", "2", "--metrics", metrics)) == 0
-    assert capsys.readouterr().out.count("forget.jsonl has 1 cluster (author)") == 1
-    models = ["--unlearned", str(model), "--full", str(model), "--retain-model", str(LAB / "models" / "retain")]
-    words = ["depth", *models, "--forget", str(LAB / "data" / "forget.jsonl"), "--out", str(tmp_path / "depth")]
-    assert main([*words, "--limit", "2", "--quiet"]) == 0
-    said = capsys.readouterr()
-    assert (said.out + said.err).count("forget.jsonl has 1 cluster (author)") == 1
 
 
 def test_depth_scores_have_clusters_too(data: Path, tmp_path: Path) -> None:

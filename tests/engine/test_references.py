@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import LAB, SYSTEM
+from conftest import LAB
 from golden_tools import eval_args, variant_model
 from loops import one_test
 from vestige.cli import main
@@ -78,21 +78,6 @@ def test_other_rows_are_said(retain: Path, tmp_path: Path, capsys: pytest.Captur
     assert "notes" not in run("unlearned", tmp_path / "c", "--retain-logs", theirs)["privleak"]
 
 
-def test_a_run_of_another_suite_is_refused_where_it_lacks_a_number(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, data, theirs = str(LAB / "models" / "retain"), str(LAB / "data"), str(tmp_path / "own")
-    words = ["eval", "own", "--model", model, "--data", data, "--limit", "3", "--out", theirs, "--quiet"]
-    words += ["--system-prompt", SYSTEM]
-    assert main([*words, "--metrics", "mia_min_k", "--dialect", "open-unlearning"]) == 0
-    ours = eval_args(LAB / "models" / "full", tmp_path / "a", "--limit", "3", "--retain-logs", theirs)
-    capsys.readouterr()
-    assert main([*ours, "--metrics", "privleak,forget_quality"]) == 2
-    said = capsys.readouterr().err.strip()
-    assert str(theirs) in said and "suite own, this one is tofu" in said
-    assert main([*ours, "--metrics", "privleak"]) == 0  # it has what this is compared with
-
-
 def test_logs_that_cannot_be_rescored_carry_a_caveat(tmp_path: Path) -> None:
     model = variant_model(tmp_path, "tmpleos_padeos", "retain")
     assert main(eval_args(model, tmp_path / "retain", *METRICS)) == 0
@@ -102,15 +87,6 @@ def test_logs_that_cannot_be_rescored_carry_a_caveat(tmp_path: Path) -> None:
     )
     assert main(args) == 0
     assert "cannot be re-scored" in read(tmp_path / "run")["privleak"]["notes"][0]
-
-
-def test_a_run_is_scored_from_anywhere(retain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(retain.parent)
-    run("unlearned", tmp_path / "run", "--retain-logs", retain.name)
-    before = read(tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    assert main(["score", "run"]) == 0
-    assert read(tmp_path / "run") == before
 
 
 @one_test(
@@ -164,8 +140,3 @@ def test_without_a_retain_model_the_reading_is_by_fresh_rows(
     out = capsys.readouterr().out
     assert "Without a retain model" in out
     assert "Its limits" in out
-
-
-def test_compare_with_published_figures(retain: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(retain), "published"]) == 0
-    assert "forget_quality" in capsys.readouterr().out

@@ -17,18 +17,16 @@ from vestige.meta import files
 from vestige.meta.axes import (
     AXES,
     PARTS,
-    SOURCES,
     axes,
     erased,
     from_models,
     read_method_results,
-    read_utility,
 )
 from vestige.meta.faithfulness import faithfulness, threshold
 from vestige.meta.pools import ModelNumbers, read_run, same_protocol, without_settings
 from vestige.meta.robustness import Filters, ModelState, keep, overall, robustness
 from vestige.metrics.cards import KNOWN, METRICS, Direction, direction_of, metric, short
-from vestige.store.comparable import Number, protocol_of
+from vestige.store.comparable import Number
 
 GOLD = json.loads((GOLDEN / "meta_eval.json").read_text())
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "uds" / "published"
@@ -104,15 +102,6 @@ def test_known_metrics_are_those_of_the_published_table() -> None:
     inverted = {k for k, v in GOLD["meta"].items() if v["p_mean"] < v["n_mean"]}
     assert {k for k, v in KNOWN.items() if v.knows == "low"} == inverted
     assert short("forget_Q_A_PARA_ROUGE") == "para_rouge" and short("mia_min_k_plus_plus") == "mia_min_kpp"
-
-
-def test_every_name_of_ours_exists() -> None:
-    from vestige.configs.compose import PACKAGE_DIR
-    from vestige.results.listing import metric_configs
-
-    ours = set(metric_configs([PACKAGE_DIR])["tofu"])
-    assert {k.ours for k in KNOWN.values() if k.ours} <= ours
-    assert {m for m in SOURCES.values() if m not in KNOWN} <= ours
 
 
 def test_the_end_that_means_knows() -> None:
@@ -357,32 +346,12 @@ def test_what_makes_two_runs_unlike_is_refused_however_deep_it_is(tmp_path: Path
             same_protocol({"a": plain, "b": number_of(tmp_path / "b", manifest)}, "m")
 
 
-def test_a_depth_score_of_a_suite_is_no_chat_number(tmp_path: Path) -> None:
-    manifest = manifest_of({})
-    args = {"hf_args": {}, "tokenization": "separate"}
-    manifest["config"]["metrics"]["uds"] = {
-        "handler": "uds", "last_layer": "residual", "delta_threshold": 0.05, "full_model_path": "F",
-        "datasets": {"TOFU_entities": {"handler": "EntityDataset", "args": args}},
-    }  # fmt: skip
-    found = number_of(tmp_path / "a", manifest, "uds")
-    assert found.protocol.startswith("entity, ") and "last layer residual" in found.protocol and not found.prompt
-    (tmp_path / "summary.json").write_text(json.dumps({"avg_uds": 0.5, "last_layer": "peer"}))
-    with pytest.raises(UserError, match="uds mixes protocols"):
-        same_protocol({"a": found, "b": read_run(tmp_path / "summary.json")["uds"]}, "uds")
-
-
 def test_settings_unlike_the_published_are_named(tmp_path: Path) -> None:
     for k, said in ((0.4, "chat, dialect open-unlearning"), (0.2, "chat, dialect open-unlearning [k 0.2]")):
         manifest = manifest_of({})
         manifest["config"]["metrics"]["mia_min_k"] = {"handler": "mia_min_k", "k": k}
         found = number_of(tmp_path / str(k), manifest, "mia_min_k")
         assert found.protocol == said and without_settings(said) == "chat, dialect open-unlearning"
-
-
-def test_raw_rows_name_their_tags() -> None:
-    tags = {"user_start_tag": "Question: ", "asst_start_tag": "Answer:"}
-    said = protocol_of({"template": {"apply_chat_template": False, **tags}})
-    assert said == "raw, user start tag 'Question: ', asst start tag 'Answer:'"
 
 
 def test_an_axis_has_one_protocol(tmp_path: Path) -> None:
@@ -396,32 +365,6 @@ def test_an_axis_has_one_protocol(tmp_path: Path) -> None:
     odd = ModelNumbers("a", {"retain_Q_A_Prob": Number(0.9, "chat"), "fluency": Number(0.9, "raw")})
     with pytest.raises(UserError, match="Utility would mix"):
         from_models([odd], {}, None)
-
-
-UTILITY_RUN = {
-    f"{who}_{what}": 0.8
-    for who in ("retain", "ra", "wf")
-    for what in ("Q_A_Prob" if who == "retain" else "Q_A_Prob_normalised", "Q_A_ROUGE", "Truth_Ratio")
-}
-
-
-def test_thresholds_are_read_in_each_form(tmp_path: Path) -> None:
-    file = tmp_path / "t.json"
-    body = {
-        "em": 0.6,
-        "s_loss": 0.4,  # a plain number is a value of the metric
-        "uds": {"threshold": 0.7724, "accuracy": 0.9167, "p_higher": False, "direction": "keep_above"},
-        "logit_lens": {"threshold_space": "raw", "threshold": 0.675, "direction": "pass_if_ge"},
-        "cka": {"threshold_space": "1-cka", "threshold": 0.9},
-        "mine": {"threshold": 0.2, "direction": "keep_below"},
-    }
-    file.write_text(json.dumps(body))
-    got = {name: cut.m for name, cut in files.read_thresholds(file).items()}
-    expected = {"em": 0.6, "s_mia_loss": 0.6, "uds": 0.2276, "logit_lens": 0.325, "cka": 0.9, "mine": 0.2}
-    assert got == pytest.approx(expected)
-    file.write_text(json.dumps({"em": {"threshold": None}}))
-    with pytest.raises(UserError, match="em has no threshold"):
-        files.read_thresholds(file)
 
 
 def shown_by_the_dashboard(body: dict[str, Any]) -> set[str]:
@@ -451,40 +394,6 @@ def test_the_dashboard_shows_our_models_or_we_ask_for_what_it_needs(
 
 
 # ---- published files ---------------------------------------------------------------------------------------------
-
-# Thresholds on m and counts of usable models, from runs/meta_eval/robustness/usable_models.json of
-# gnueaj/unlearning-depth-score. The figure prints em as 0.62, which would keep 17.
-USABLE_PUBLISHED = {
-    "em": (0.6134081882983446, 16),
-    "es": (0.06500715929355425, 14),
-    "truth_ratio": (0.5854294496812391, 17),
-    "paraprob": (0.05016018084890675, 40),
-    "uds": (0.22759156561757582, 12),
-    "logit_lens": (1 - 0.6753944625558712, 16),
-}
-COLUMN = {
-    "em": "one_minus_em",
-    "es": "one_minus_es",
-    "truth_ratio": "one_minus_truth",
-    "paraprob": "one_minus_paraprob",
-}
-
-
-@published
-def test_the_published_filters() -> None:
-    path = PUBLISHED / files.METHOD_RESULTS
-    utility, made_of = read_utility(path)
-    assert not made_of and len(utility) == GOLD["filters"]["of"] == 150
-    models = [r for r in json.loads(path.read_text())["models"] if not r["is_reference"]]
-    kept, _ = keep({r["model"]: ModelState(0.0) for r in models}, Filters(utility))
-    assert len(kept) == GOLD["filters"]["utility_pass"] == 124
-    sets = []
-    for name, (cut, count) in USABLE_PUBLISHED.items():
-        states = {r["model"]: ModelState(1 - r[COLUMN.get(name, name)]) for r in models}
-        kept, _ = keep(states, Filters(utility, cut))
-        assert len(kept) == count == GOLD["filters"]["n_published"][name], name
-        sets.append(set(kept))
-    assert len(set.intersection(*sets)) == 4
 
 
 @published

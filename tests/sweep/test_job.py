@@ -140,23 +140,6 @@ def test_a_sweep_is_a_ray_job_on_the_cluster_it_gets(capsys: pytest.CaptureFixtu
         kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_settings_reach_the_manifest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text(
-        "image: registry/vestige:1\nretries: 5\nsaves: {claim: mine}\nenv: {HF_TOKEN_PATH: /t, DEBUG: true}\n"
-    )
-    more = ["--set", "gpu.type=My-Card", "--set", "cache.claim=null", "--set", "name=npo", "--set", "namespace=lab"]
-    body = printed(capsys, "--file", str(file), *more, "--dry-run", "--", "eval", "tofu")
-    pod = body["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-    assert (body["metadata"]["name"], body["metadata"]["namespace"], body["spec"]["backoffLimit"]) == ("npo", "lab", 5)
-    assert container["image"] == "registry/vestige:1"
-    assert [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"]] == ["mine"]
-    assert {"name": "DEBUG", "value": "true"} in container["env"]
-    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert terms[0]["matchExpressions"][0]["values"] == ["My-Card"]
-
-
 def check_ray_job(body: dict[str, Any]) -> None:
     """What KubeRay's reference and its operator require: names, an entry point, a pod for each group, sane counts."""
     assert (body["apiVersion"], body["kind"]) == ("ray.io/v1", "RayJob")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -212,13 +211,6 @@ def test_ragen_rows_with_messages_or_histories(tmp_path: Path) -> None:
                   {"first_turn_prompt_ids": [1], "turn_counts_total": 10**9}):  # fmt: skip
         with pytest.raises(UserError, match=r"r\.jsonl row 1"):
             load_rollouts(write(tmp_path / "r.jsonl", [wrong]))
-
-
-@pytest.mark.parametrize("name", ["r.pkl", "r.pickle"])
-def test_a_pickle_is_not_read(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(pickle.dumps({"group_ids": [1]}))
-    with pytest.raises(UserError, match=rf"{name} is a pickle"):
-        load_rollouts(tmp_path / name)
 
 
 class Hostile:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from vestige.depth.run import depth_run
 from vestige.errors import UserError
 from vestige.meta.pools import read_attacks as read_attack_pools
 from vestige.report.build import ReportRequest, build_report
-from vestige.stress.attacks import ATTACKS, OURS
+from vestige.stress.attacks import ATTACKS
 from vestige.stress.run import Stress, stress
 from vestige.sweep.plan import read_attacks, read_plan
 from vestige.sweep.run import robustness_files
@@ -183,15 +182,6 @@ def test_a_key_names_all_that_matters_and_no_more(tmp_path: Path) -> None:
 
     assert s1() == s1(delta_threshold=0.2) == s1(baselines=["cka"]) != s1(last_layer="peer")
     assert s1() != s1(full=MODELS["unlearned"]) and s1() != s1(limit=3)
-
-
-def test_settings_have_the_names_of_a_recipe() -> None:
-    from vestige.stress.attacks import BITS
-    from vestige.unlearn.recipe import TrainingRecipe
-
-    ours = set(OURS["relearn"].settings) - {"steps"}
-    assert ours <= {f.name for f in fields(TrainingRecipe)}
-    assert set(BITS) == {4, 8}
 
 
 def test_names_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:

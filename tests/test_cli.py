@@ -184,7 +184,7 @@ def test_nothing_computable_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
         "mia_loss",
     ]
     assert run(*words) == 2
-    assert "none of the metrics" in capsys.readouterr().err
+    assert "None of the metrics" in capsys.readouterr().err
 
 
 @one_test(

@@ -140,8 +140,8 @@ def test_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from vestige.show.figures import draw_depth
 
-    result = depth_run(ask(tmp_path))[0]
-    files = draw_depth(tmp_path, result.summary, result.records)
+    result = depth_run(ask(tmp_path / "run"))[0]
+    files = draw_depth(tmp_path / "once", result.summary, result.records)
     assert [f.name for f in files] == ["layer_profile.svg", "heat_map.svg", "tokens.svg"]
     profile = files[0].read_text()
     assert f"UDS {result.uds:.3f}" in profile and "retain → full" in profile

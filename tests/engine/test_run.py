@@ -24,7 +24,7 @@ def results(run: Path) -> dict[str, Any]:
 def files_of(run: Path) -> dict[str, bytes]:
     """Everything a run leaves but what says when and how long."""
     dated = ("manifest.json", ".lock")
-    kept = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in dated]
+    kept = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in dated and ".vestige" not in p.parts]
     return {str(p.relative_to(run)): p.read_bytes() for p in kept}
 
 

@@ -193,7 +193,7 @@ def test_metrics_as_a_list_and_as_a_mapping() -> None:
         (["trajectory_config.sampler_kwargs.stepz=3"], "'steps'"),
         (["trajectory_config.include_view=full"], "'include_views'"),
         (["trajectory_config.eos_token_id=end"], "eos_token_id"),
-        (["trajectory_config.sampler_kwargs=7"], "$.trajectory_config.sampler_kwargs"),
+        (["trajectory_config.sampler_kwargs=7"], "sampler_kwargs must hold settings"),
         (["trajectory_config.sampler_kwargs.seed=x"], "seed must be"),
         (["trajectory_config.sampler_kwargs.trajectory_sample_interval=0"], "trajectory_sample_interval must be"),
     ],

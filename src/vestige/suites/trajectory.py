@@ -98,9 +98,14 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
         )
         interval = 1
     text_source = given.get("rouge_prediction_source", "logits_argmax")
+    chosen_views = given.get("include_views")
+    if not isinstance(chosen_views, (str, list, tuple, type(None))):
+        raise UserError(
+            f"Metric '{metric}': trajectory_config.include_views must be a name or a list of names, got {chosen_views!r}."
+        )
     return TrajectoryConfig(
         denoising=denoising,
-        views=views(given.get("include_views")),
+        views=views(chosen_views),
         trajectories=_trajectories(given.get("trajectories") or DEFAULT_TRAJECTORIES),
         alignment=alignment,
         interval=interval,

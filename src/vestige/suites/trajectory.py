@@ -101,7 +101,8 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     chosen_views = given.get("include_views")
     if not isinstance(chosen_views, (str, list, tuple, type(None))):
         raise UserError(
-            f"Metric '{metric}': trajectory_config.include_views must be a name or a list of names, got {chosen_views!r}."
+            f"Metric '{metric}': trajectory_config.include_views must be a name or a list of names, "
+            f"got {chosen_views!r}."
         )
     return TrajectoryConfig(
         denoising=denoising,

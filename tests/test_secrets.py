@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from conftest import LAB
 from vestige import secrets
@@ -138,37 +137,6 @@ def test_train_and_unlearn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
     assert json.loads((out / "training.json").read_text())["config"]["model_args"]["token"] == "<secret>"
 
 
-def test_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    plan = {
-        "out": str(tmp_path / "out"),
-        "models": [FULL],
-        "slots": 0,
-        "suites": {
-            "tofu": {
-                "data": DATA,
-                "limit": 2,
-                "metrics": ["forget_Q_A_Prob"],
-                "overrides": [f"+model.model_args.token={token(1)}", f"++eval.tofu.kwargs={{secret:{token(2)}}}"],
-            }
-        },
-    }
-    file = tmp_path / "plan.yaml"
-    file.write_text(yaml.safe_dump(plan))
-    assert main(["sweep", str(file)]) == 0, spoken(capfd)
-    assert find(tmp_path / "out", token(1), token(2), said=spoken(capfd)) == []
-
-
-def test_stress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    words = ["--model", checkpoint(tmp_path / "model", api_key=token(2)), "--data", DATA, "--limit", "2"]
-    more = ["--metrics", "forget_Q_A_Prob", "--keep", "--out", str(out)]
-    monkeypatch.setenv("HF_TOKEN", token(1))
-    status = main(["stress", "prune=0.5", *words, *more])
-    said = spoken(capfd)
-    assert status == 0, said
-    assert find(out, token(1), token(2), said=said) == []
-
-
 def test_depth_and_collapse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / f"in-{token(1)}"
     place.mkdir()
@@ -183,13 +151,6 @@ def test_depth_and_collapse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     rollouts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     main(["collapse", str(rollouts), "--model", FULL, "--out", str(out / "collapse"), "--quiet"])
     assert find(out, token(1)) == []
-
-
-def test_job(capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["job", "--dry-run", "--set", "secret=hub", "--", "eval", "tofu", "--model", "m"]
-    assert main([*words, "+model.model_args.token=${oc.env:HF_TOKEN}"]) == 0
-    said = spoken(capfd)
-    assert "secretRef" in said and "name: hub" in said and "oc.env:HF_TOKEN" in said
 
 
 # ---- older runs, and people's homes ---------------------------------------------------------------------------------

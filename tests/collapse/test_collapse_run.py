@@ -17,7 +17,6 @@ from conftest import LAB, SYSTEM
 from staleness_tools import forwards
 from vestige.cli import main
 from vestige.collapse.detector import CollapseSettings
-from vestige.collapse.run import scheduled_settings
 from vestige.numeric import number
 
 TEMPLATE = "I should think about this step by step and then give my answer."
@@ -76,20 +75,6 @@ def test_rollouts_of_another_model_are_noticed(tmp_path: Path) -> None:
     [step] = json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"]
     assert step["metrics"]["collapse_first_turn_sample/mi_seq_estimate"] < -1
     assert any("did not write" in n for n in step["notes"]["collapse_first_turn_sample"])
-
-
-def test_settings_from_hydra_and_flags(tmp_path: Path) -> None:
-    def settings_from(*args: Any, **more: Any) -> CollapseSettings:
-        return scheduled_settings(*args, **more)[0]
-
-    assert settings_from() == CollapseSettings()
-    made = settings_from(["collapse_detection=ragen", "collapse_detection.num_samples=all"], {"std_eps": 0.5})
-    assert (made.parity, made.count, made.std_eps) == ("ragen", None, 0.5)
-    group = tmp_path / "collapse_detection"
-    group.mkdir()
-    (group / "mine.yaml").write_text("compute_freq: 3\nfirst_turn_enabled: false\n")
-    assert settings_from(["collapse_detection=mine"], config_dir=tmp_path).compute_freq == 3
-    assert settings_from().compute_freq == settings_from(["collapse_detection=ragen"]).compute_freq == 5
 
 
 @pytest.mark.parametrize(

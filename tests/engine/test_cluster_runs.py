@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,60 +97,6 @@ def test_the_interval_of_a_share_ends_at_zero_and_one(
     assert plain is not None and (plain[0] < 0 or plain[1] > 1)
     # A metric whose rows are beyond 0 and 1 is not cut off, whatever its card says.
     assert (low, high) == ((max(0.0, plain[0]), min(1.0, plain[1])) if shares else plain)
-
-
-def test_a_comparison_takes_clusters_from_the_runs(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    from vestige.results.compare import compare
-
-    found = compare([runs["retain"], runs["unlearned"]], "forget_Q_A_Prob,mia_min_k", resamples=500)
-    by_metric = {d.metric: d for d in found.differences["unlearned"]}
-    paired = by_row(runs["unlearned"]) - by_row(runs["retain"])
-    assert by_metric["forget_Q_A_Prob"].interval == cluster_mean(paired, SHELVES).interval()
-    flips = 2.0 ** (1 - CLUSTERS)  # the smallest p of eight clusters: all signs as they are, or all turned
-    assert by_metric["forget_Q_A_Prob"].p >= flips * 0.3
-    assert "clusters" in repr(found)
-    rows = compare([runs["retain"], runs["unlearned"]], "forget_Q_A_Prob", resamples=500, cluster="none")
-    assert rows.differences["unlearned"][0].interval != by_metric["forget_Q_A_Prob"].interval
-
-
-def test_clusters_that_are_not_there(
-    runs: dict[str, Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(runs["unlearned"], copy)
-    assert main(["score", str(copy), "--cluster", "chapter"]) == 2
-    assert "--cluster chapter: in none of these files" in capsys.readouterr().err
-    assert main(["score", str(copy), "--cluster", "author", "--dialect", "strict"]) == 2
-    args = eval_args(LAB / "models" / "unlearned", tmp_path / "new", "--metrics", "forget_Q_A_Prob")
-    assert main([*args, "--cluster", "chapter"]) == 2
-    assert main([*args, "--cluster", "perturbed_answer"]) == 2
-    assert "must be text or a whole number" in capsys.readouterr().err
-
-
-def test_other_rows_than_the_run_read_do_not_say_its_clusters(
-    runs: dict[str, Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mine, run = tmp_path / "data", tmp_path / "run"
-    shutil.copytree(data, mine)
-    args = eval_args(LAB / "models" / "unlearned", run, "--metrics", "forget_Q_A_Prob")
-    assert main(with_paths(args, mine)) == 0
-    lines = (mine / "forget.jsonl").read_text().splitlines(keepends=True)
-    (mine / "forget.jsonl").write_text("".join(reversed(lines)))
-    assert main(["score", str(run), "--cluster", "shelf"]) == 2
-    assert "does not hold the rows that this run read" in capsys.readouterr().err
-
-
-def test_depth_scores_have_clusters_too(data: Path, tmp_path: Path) -> None:
-    models = {n: str(LAB / "models" / n) for n in ("unlearned", "full", "retain")}
-    words = ["depth", "--unlearned", models["unlearned"], "--full", models["full"], "--retain-model", models["retain"]]
-    words += ["--forget", str(data / "forget.jsonl"), "--out", str(tmp_path), "--quiet", "--cluster", "shelf"]
-    assert main(words) == 0
-    summary, rows = read(tmp_path / "summary.json"), json.loads((tmp_path / "results.json").read_text())
-    good = [row for row in rows if row["uds"] is not None]
-    expected = cluster_mean([row["uds"] for row in good], [row["cluster"] for row in good])
-    assert summary["interval"] == pytest.approx(list(expected.interval() or ()), rel=1e-6)
-    assert (summary["cluster"], summary["clusters"]) == ("shelf", CLUSTERS)
-    assert main(["verify", str(tmp_path)]) == 0
 
 
 def test_tofus_own_files_ask_twenty_questions_per_author() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from conftest import GOLDEN
-from vestige.cli import main
 from vestige.errors import UserError
 from vestige.meta import files
 from vestige.meta.axes import (
@@ -19,14 +18,11 @@ from vestige.meta.axes import (
     PARTS,
     axes,
     erased,
-    from_models,
     read_method_results,
 )
 from vestige.meta.faithfulness import faithfulness, threshold
-from vestige.meta.pools import ModelNumbers, read_run, same_protocol, without_settings
 from vestige.meta.robustness import Filters, ModelState, keep, overall, robustness
 from vestige.metrics.cards import KNOWN, METRICS, Direction, direction_of, metric, short
-from vestige.store.comparable import Number
 
 GOLD = json.loads((GOLDEN / "meta_eval.json").read_text())
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "uds" / "published"
@@ -283,114 +279,6 @@ def test_nothing_kept_or_nothing_measured_is_null_with_a_reason() -> None:
     assert got.agg is None and got.reasons["relearning"] == "no model passes the filters"
     got = robustness({"x": ModelState(0.1, 0.2, None)}, ModelState(None, None))
     assert "retain model" in got.reasons["relearning"] and "quantization" in got.reasons["quantization"]
-
-
-# ---- files, pools, the command line ------------------------------------------------------------------------------
-
-
-def test_protocols_are_not_mixed() -> None:
-    with pytest.raises(UserError, match="em mixes protocols: a is 'chat', b is 'entity'"):
-        same_protocol({"a": Number(0.1, "chat"), "b": Number(0.2, "entity")}, "em")
-    with pytest.raises(UserError, match="different rows"):
-        same_protocol({"a": Number(0.1, "chat", frozenset("x")), "b": Number(0.2, "chat", frozenset("y"))}, "em")
-    with pytest.raises(UserError, match="one definition"):
-        numbers = {n: Number(0.1, handler="mia_min_k", definition={"k": k}) for n, k in (("a", 0.4), ("b", 0.2))}
-        same_protocol(numbers, "mia_min_k")
-    assert same_protocol({"a": Number(0.1, "chat"), "b": Number(None, "entity")}, "em") == "chat"
-
-
-def manifest_of(metric: dict[str, Any], prompt: str = "Q: {question}", **more: Any) -> dict[str, Any]:
-    """A run of one metric, `m`, and its parent, as manifests have it."""
-    asked = {"handler": "QADataset", "args": {"hf_args": {"path": "here"}, "question_key": "question", **more}}
-    return {
-        "template": {"apply_chat_template": True},
-        "dialect": {"name": "open-unlearning"},
-        "prompt": prompt,
-        "data": {"k": {"fingerprint": "rows"}},
-        "data_of": {"parent": {"data": "k"}},
-        "config": {
-            "metrics": {
-                "m": {"handler": "truth_ratio", "pre_compute": {"parent": {"access_key": "correct"}}, **metric},
-                "parent": {"handler": "probability", "datasets": {"forget": asked}},
-            }
-        },
-    }
-
-
-def number_of(place: Path, manifest: dict[str, Any], name: str = "m") -> Number:
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "TOFU_EVAL.json").write_text(json.dumps({name: {"agg_value": 0.5}}))
-    (place / "manifest.json").write_text(json.dumps(manifest))
-    return read_run(place)[short(name)]
-
-
-def test_what_makes_two_runs_unlike_is_refused_however_deep_it_is(tmp_path: Path) -> None:
-    """The same rows asked otherwise, a parent's setting, a template that prints today's date: none passes silently."""
-    plain = number_of(tmp_path / "a", manifest_of({"aggregator": "prob_mean"}))
-    assert plain.rows == frozenset({"rows"})  # its parent's
-    assert same_protocol({"a": plain, "b": plain}, "m") == "chat, dialect open-unlearning"
-    other_rows = manifest_of({"aggregator": "prob_mean"})
-    other_rows["data"]["k"]["fingerprint"] = "others"
-    moved = manifest_of({"aggregator": "prob_mean"})
-    moved["config"]["metrics"]["parent"]["datasets"]["forget"]["args"]["hf_args"]["path"] = "elsewhere"
-    assert same_protocol({"a": plain, "b": number_of(tmp_path / "b", moved)}, "m")  # where rows lie does not matter
-    for manifest, match in (
-        (manifest_of({"aggregator": "prob_mean"}, answer_prefix="Sure"), "parent: rows of forget"),
-        (manifest_of({"aggregator": "prob_mean"}, question_key="paraphrased_question"), "paraphrased_question"),
-        (manifest_of({"aggregator": "true_better"}), "aggregator = prob_mean in a but true_better in b"),
-        (manifest_of({"aggregator": "prob_mean", "generation_args": {"max_new_tokens": 9}}), "generation"),
-        (manifest_of({"aggregator": "prob_mean"}, prompt="16 Nov 2026 Q: {question}"), "mixes prompts"),
-        (other_rows, "different rows"),
-    ):
-        with pytest.raises(UserError, match=match):
-            same_protocol({"a": plain, "b": number_of(tmp_path / "b", manifest)}, "m")
-
-
-def test_settings_unlike_the_published_are_named(tmp_path: Path) -> None:
-    for k, said in ((0.4, "chat, dialect open-unlearning"), (0.2, "chat, dialect open-unlearning [k 0.2]")):
-        manifest = manifest_of({})
-        manifest["config"]["metrics"]["mia_min_k"] = {"handler": "mia_min_k", "k": k}
-        found = number_of(tmp_path / str(k), manifest, "mia_min_k")
-        assert found.protocol == said and without_settings(said) == "chat, dialect open-unlearning"
-
-
-def test_an_axis_has_one_protocol(tmp_path: Path) -> None:
-    number = {"es": Number(0.2, "chat"), "em": Number(0.3, "chat")}
-    model = ModelNumbers("a", {**number, "uds": Number(0.5, "entity"), "fluency": Number(0.9, "chat")})
-    found = from_models([model], {}, None)
-    assert found.protocols == dict.fromkeys(("one_minus_es", "one_minus_em", "fluency"), "chat") | {"uds": "entity"}
-    mixed = ModelNumbers("a", {**number, "em": Number(0.3, "raw")})
-    with pytest.raises(UserError, match="Mem would mix protocols: one_minus_es is 'chat', one_minus_em is 'raw'"):
-        from_models([mixed], {}, None)
-    odd = ModelNumbers("a", {"retain_Q_A_Prob": Number(0.9, "chat"), "fluency": Number(0.9, "raw")})
-    with pytest.raises(UserError, match="Utility would mix"):
-        from_models([odd], {}, None)
-
-
-def shown_by_the_dashboard(body: dict[str, Any]) -> set[str]:
-    """The rule of the depth score's page: references, and what its boxes of epochs and counted methods let through."""
-    return {
-        m["model"]
-        for m in body["models"]
-        if m["is_reference"] or (m["epoch"] in ("ep5", "ep10") and m["method"] in body["method_counts"])
-    }
-
-
-def test_the_dashboard_shows_our_models_or_we_ask_for_what_it_needs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entries = [
-        "{model: npo_lr2e5_b01_a5_ep10, values: {em: 0.5}}",  # the published form of a name
-        "{model: mine, method: rmu, epoch: ep5, values: {em: 0.5}}",
-        "{model: bare, values: {em: 0.5}}",
-    ]
-    (tmp_path / "m.yaml").write_text("protocol: chat\nmodels:\n" + "".join(f"  - {e}\n" for e in entries))
-    assert main(["meta", "axes", str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out")]) == 0
-    body = json.loads((tmp_path / "out" / files.METHOD_RESULTS).read_text())
-    assert shown_by_the_dashboard(body) == {"npo_lr2e5_b01_a5_ep10", "mine"}
-    asked = [n for n in body["notes"] if "dashboard" in n]
-    assert len(asked) == 1 and "bare would be hidden" in asked[0]
-    assert asked[0] in capsys.readouterr().out
 
 
 # ---- published files ---------------------------------------------------------------------------------------------

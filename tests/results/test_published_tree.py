@@ -31,15 +31,6 @@ def body(path: Path) -> dict[str, Any]:
 # ---- report ------------------------------------------------------------------------------------------------------
 
 
-def test_legacy_is_not_read_and_one_line_says_so(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = made_report(tree, Path("rep"))
-    assert sorted(m["name"] for m in report["models"]) == sorted(KNOWS)
-    assert not [s for s in report["sources"] if "legacy" in s["path"]]
-    assert not [f for s in report["sources"] for f in s["files"] if "legacy" in f["path"]]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "legacy" in line]
-    assert len(lines) == 1 and "ep5/uds/legacy_old, legacy" in lines[0]
-
-
 def test_every_kind_of_file_is_read(tree: Path) -> None:
     report = made_report(tree, Path("rep"))
     models = {m["name"]: m for m in report["models"]}
@@ -68,11 +59,6 @@ def test_robustness_is_shown_where_robustness_is_shown(tree: Path) -> None:
     after = body(tree / "meta_eval" / "robustness" / "relearn" / "results.json")[name]["metrics_after_relearn"]
     assert curves["relearn", "prob", name]["values"] == [after["prob"]]
     assert curves["relearn", "prob", "retain"]["is_control"] and ("quantise", "rouge", name) in curves
-
-
-def test_one_epoch_alone_is_refused(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(tree / "ep5"), "--out", "rep"]) == 2
-    assert "one epoch" in capsys.readouterr().err
 
 
 def test_a_finished_meta_eval_comes_before_the_trees_own_values(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,19 +125,6 @@ def verified(place: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tu
     return status, capsys.readouterr().out
 
 
-def test_an_import_that_holds_says_what_was_checked(imported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, shown = verified(imported, capsys)
-    assert status == 0 and shown.startswith("imported: whole: ")
-    for words in (
-        "checked: models: 6 in method_results.json, 6 in the run set (axes, models)",
-        "checked: models: 4 in meta_eval.json, 4 in the run set (robustness, models)",
-        "checked: sources: 26 of 26 files behind axes are as they were (sha256)",
-        "checked: sources: 4 of 4 files behind robustness are as they were (sha256)",
-    ):
-        assert words in shown
-    assert shown.count("values of") == 3  # axes, faithfulness, robustness: each made again
-
-
 def change(file: Path, *keys: str | int, to: Any) -> None:
     data: Any = json.loads(file.read_text())
     place = data
@@ -202,18 +175,6 @@ def test_mixed_keys_are_found_and_an_alias_is_not_a_mixture(tree: Path, capsys: 
     assert main(["import", str(tree), "--out", "imported"]) == 0
     status, shown = verified(Path("imported"), capsys)
     assert status == 1 and "uses former and present keys together" in shown
-
-
-def test_a_report_of_the_tree_itself_is_checked(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made_report(tree, Path("rep"))
-    status, shown = verified(Path("rep"), capsys)
-    assert status == 0 and "checked: sources: 37 files of 6 runs, by sha256" in shown
-    put(tree / "ep10" / "gen_rouge" / "retain" / "summary.json", {"model": "x", "metrics": {"rouge": 0.39}})
-    status, shown = verified(Path("rep"), capsys)
-    assert status == 1 and "gen_rouge/retain/summary.json was not there" in shown
-    (tree / "meta_eval" / "robustness" / "quant" / "results.json").unlink()
-    status, shown = verified(Path("rep"), capsys)
-    assert status == 1 and "robustness/quant/results.json is gone" in shown
 
 
 def pool_runs(place: Path) -> Path:

@@ -19,7 +19,6 @@ from golden_tools import eval_args
 from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.results.pack import pack
 from vestige.results.verify import verify
 from vestige.runs.directory import open_run
 from vestige.store import archive
@@ -112,25 +111,6 @@ def _touch(metrics: dict[str, float]) -> None:
     metrics["collapse_first_turn_sample/mi_estimate"] += 0.001
 
 
-def without_digests(run: Path) -> None:
-    about = json.loads((run / "manifest.json").read_text())
-    del about["sha256"], about["root"]
-    (run / "manifest.json").write_text(json.dumps(about))
-
-
-def test_unfinished_runs_and_runs_without_digests_say_so(runs: dict[str, Path], tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(runs["eval"], run)
-    without_digests(run)
-    old = verify(run)
-    assert not old.findings and old.numbers > 50 and "no digests" in old.notes[0]
-    with open_run(run, "eval", []):
-        pass
-    assert "not finished" in verify(run).findings[0]
-    with pytest.raises(UserError, match="no run"):
-        verify(tmp_path / "run" / "evidence")
-
-
 # ---- archives -------------------------------------------------------------------------------------------------------
 
 
@@ -162,18 +142,6 @@ def test_a_proof_scores_again_without_anything_else(
         assert not verify(tmp_path / "out" / "runs" / "eval").findings
     finally:
         hidden.rename(runs["retain"])
-
-
-def test_pack_refuses_what_is_not_whole(runs: dict[str, Path], tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(runs["eval"], run)
-    (run / "TOFU_SUMMARY.json").write_text("{}")
-    with pytest.raises(UserError, match=r"TOFU_SUMMARY\.json is damaged"):
-        pack([run], tmp_path / "x.zip")
-    without_digests(run)
-    with pytest.raises(UserError, match="vestige score"):
-        pack([run], tmp_path / "x.zip")
-    assert not (tmp_path / "x.zip").exists()
 
 
 def hostile(place: Path, name: str, mode: int = stat.S_IFREG | 0o644, data: bytes = b"x") -> Path:

@@ -69,7 +69,7 @@ SETTINGS = {
 
 def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     """The `trajectory_config` of a metric; what it does not say has the guide's defaults."""
-    given = dict(params.get("trajectory_config") or {})
+    given = _mapping(params.get("trajectory_config"), "trajectory_config", metric)
     unknown = sorted(set(given) - SETTINGS)
     if unknown:
         raise unknown_name("trajectory_config setting", unknown[0], SETTINGS, f"(metric '{metric}')")

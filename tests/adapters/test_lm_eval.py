@@ -65,17 +65,6 @@ def model() -> LoadedModel:
     return load_model(ModelArgs(path=str(FULL)))
 
 
-def directly(model: LoadedModel, tasks: Path, names: list[str], **args: Any) -> dict[str, Any]:
-    """The harness without us."""
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    lm = HFLM(pretrained=model.model, tokenizer=model.tokenizer, batch_size=4)
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    return dict(simple_evaluate(model=lm, tasks=names, task_manager=manager, **args) or {})
-
-
 def run(out: Path, *words: str) -> dict[str, Any]:
     """The command, and its three files."""
     assert main(["eval", "lm_eval", "--model", str(FULL), "--out", str(out), *words]) == 0

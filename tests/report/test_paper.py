@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import LAB
 from report_samples import lab as sample
 from vestige.cli import main
 from vestige.report.tables import models_table
 from vestige.show.tables import TableLook, paper_table
 
-DATA = LAB / "data"
 DOCUMENT = r"\documentclass[twocolumn]{article}\usepackage{booktabs}\begin{document}%s\end{document}"
 
 

@@ -56,11 +56,11 @@ class Case:
 
 
 def save_causal_model(place: Path, seed: int, tiny: bool) -> Path:
-    """A random Llama with the golden lab's tokenizer."""
+    """A random Llama with the golden lab's tokenizer; if tiny, the golden model itself."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    golden = LAB / "models" / "full"
+    golden = LAB / "models" / place.name
     shutil.copytree(golden, place)
     if not tiny:
         torch.manual_seed(seed)
@@ -102,7 +102,9 @@ def write_rollouts(file: Path, prompts: int) -> Path:
 
 
 def make_cases(scratch: Path, tiny: bool) -> list[Case]:
-    models = [save_causal_model(scratch / name, seed, tiny) for seed, name in enumerate(("full", "retain", "model"))]
+    models = [
+        save_causal_model(scratch / name, seed, tiny) for seed, name in enumerate(("full", "retain", "unlearned"))
+    ]
     full, retain, model = map(str, models)
     predictor = str(save_diffusion_model(scratch / "diffusion", tiny))
     forget = str(LAB / "data" / "forget.jsonl")

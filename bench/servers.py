@@ -1,11 +1,11 @@
 """vestige through a vLLM server next to lm-evaluation-harness through the same server, on the same rows, in one run.
 
-    python bench/servers.py --vllm PYTHON --model DIR --tofu DIR [--rows 20] [--runs 3] [--write]
+    python bench/servers.py --vllm PYTHON --model DIR --tofu DIR [--rows 20] [--runs 3] [--write PAGE]
 
 PYTHON is that of an environment with vLLM (`make engines` makes .venv-engines); DIR has TOFU's own files. The server
 is started here, on loopback, in float32. Both sides score every answer of TOFU's default set and write every text,
 greedily, in turn; tokens are as the server counts them (its /metrics). Seconds are by the clock, of requests and their
-answers; last comes vestige with the same checkpoint in this process. `--write` puts the table into docs/servers.md.
+answers; last comes vestige with the same checkpoint in this process. `--write` puts the table into a page, between its marks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 
 import vestige
-from measure import DOCS, circumstances, markdown, replace_section
+from measure import circumstances, markdown, replace_section
 from tofu import FILES, real_rows, worst, write_rows
 from vestige.data.chat import Encoder, Template
 from vestige.models.load import ModelArgs, load_tokenizer
@@ -211,7 +211,7 @@ def main() -> int:
     parser.add_argument("--tofu", type=Path, required=True, help="TOFU's own files")
     parser.add_argument("--rows", type=int, default=20, help="per split")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="into docs/servers.md")
+    parser.add_argument("--write", type=Path, metavar="PAGE")
     args = parser.parse_args()
     model = args.model.resolve()
     sides: dict[str, list[Outcome]] = {n: [] for n in (HARNESS, SERVED, HERE)}
@@ -237,7 +237,7 @@ def main() -> int:
     section = f"{about}\n\n{table(sides, equal)}"
     print(section)
     if args.write:
-        replace_section(DOCS / "servers.md", section, OPEN, CLOSE)
+        replace_section(args.write, section, OPEN, CLOSE)
     return 0
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from rouge_score.rouge_scorer import RougeScorer
-from scipy.stats import hmean, ks_2samp
+from scipy.stats import hmean
 from sklearn.metrics import roc_auc_score
 from torch.nn.functional import cross_entropy, log_softmax
 
@@ -58,19 +58,16 @@ def evaluate(
     system_prompt: str | None,
     batch_size: int = 32,
     max_new_tokens: int = 200,
-    reference: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The default TOFU set. `reference` is a retain model's metrics (the same shape as what comes back)."""
+    """The default TOFU set, without a retain model: privleak is measured from an AUC of 0.5."""
     peer = Peer(model.eval(), tokenizer, system_prompt, batch_size, max_new_tokens)
-    reference = reference or {}
     with torch.no_grad():
         truth_ratio(peer, "forget_truth_ratio", data["forget"], "forget_Q_A", "paraphrased_answer", better="close")
-        forget_quality(peer, reference.get("forget_truth_ratio"))
         probability(peer, "forget_Q_A_Prob", data["forget"], "answer")
         rouge(peer, "forget_Q_A_ROUGE", data["forget"])
         model_utility(peer, data)
         mia_min_k(peer, data["forget"], data["holdout"])
-        privleak(peer, reference.get("mia_min_k"))
+        privleak(peer)
         extraction_strength(peer, data["forget"])
     return {"metrics": peer.metrics, "counts": dict(peer.counts)}
 
@@ -243,15 +240,6 @@ def truth_ratio(peer: Peer, name: str, rows: list[Row], prefix: str, right: str,
     peer.metrics[name] = {"agg_value": float(each.mean()), "value_by_index": scores(ratio)}
 
 
-def forget_quality(peer: Peer, retain: dict[str, Any] | None) -> None:
-    value = None
-    if retain is not None:
-        pair = (peer.metrics["forget_truth_ratio"], retain)
-        ours, theirs = ([row["score"] for row in one["value_by_index"].values()] for one in pair)
-        value = float(ks_2samp(ours, theirs).pvalue)
-    peer.metrics["forget_quality"] = {"agg_value": value}
-
-
 def normalised(peer: Peer, name: str, right: str, wrong: str) -> None:
     """The right answer's share of the probability given to all the options."""
     right_rows, wrong_rows = (peer.metrics[one]["value_by_index"].values() for one in (right, wrong))
@@ -295,19 +283,16 @@ def least_likely(logp: torch.Tensor, labels: torch.Tensor, k: float) -> float:
     return -float(own[: max(1, int(len(own) * k))].mean())
 
 
-def privleak(peer: Peer, retain: dict[str, Any] | None) -> None:
+def privleak(peer: Peer) -> None:
     left = 1 - peer.metrics["mia_min_k"]["agg_value"]
-    fresh = 1 - (0.5 if retain is None else retain["agg_value"])
+    fresh = 0.5
     peer.metrics["privleak"] = {"agg_value": (left - fresh) / (fresh + 1e-10) * 100}
 
 
 def extraction_strength(peer: Peer, rows: list[Row]) -> None:
     """The share of the answer that follows right after its last miss; never below one token's worth."""
     values = [strength(logp.argmax(-1) == labels) for logp, labels in inner_tokens(peer, rows)]
-    peer.metrics["extraction_strength"] = {
-        "agg_value": float(np.mean(values)),
-        "value_by_index": scores(values),
-    }
+    peer.metrics["extraction_strength"] = {"agg_value": float(np.mean(values)), "value_by_index": scores(values)}
 
 
 def strength(hits: torch.Tensor) -> float:

@@ -5,7 +5,7 @@
 PYTHON is that of an environment with vLLM (`make engines` makes .venv-engines); DIR has TOFU's own files. The server
 is started here, on loopback, in float32. Both sides score every answer of TOFU's default set and write every text,
 greedily, in turn; tokens are as the server counts them (its /metrics). Seconds are by the clock, of requests and their
-answers; last comes vestige with the same checkpoint in this process. `--write` puts the table into a page, between its marks.
+answers; last comes vestige with the same checkpoint in this process. `--write` puts the table into a page.
 """
 
 from __future__ import annotations

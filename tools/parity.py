@@ -100,11 +100,14 @@ def section(rows: list[tuple[str, dict[str, Any]]]) -> str:
         for title, m in rows
     ]
     total = sum(m["numbers"] + m["texts"] for _, m in rows)
-    return (
-        f"**Produced by** {PRODUCED}.\n**Reproduced with** the versions in `constraints.txt`, dialect `open-unlearning`.\n\n"
-        f"{markdown(head, cells)}\n\n{total:,} values in all. Gradient norms are left out of the worst difference (their "
-        "tolerance is 1e-3 relative;\nthey are compared by the tests).\n"
-    )
+    return f"""**Produced by** {PRODUCED}.
+**Reproduced with** the versions in `constraints.txt`, dialect `open-unlearning`.
+
+{markdown(head, cells)}
+
+{total:,} values in all. Gradient norms are left out of the worst difference (their tolerance is 1e-3 relative;
+they are compared by the tests).
+"""
 
 
 def main() -> None:

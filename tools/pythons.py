@@ -1,8 +1,8 @@
 """`make test-pythons`: the packages that need no torch, on newer Pythons.
 
 torch has a CPU build for one Python here, so the rest of the suite runs on that one. Types, metrics, stats, suites,
-verdict, meta and report never import it: their doctests and tests run on every Python below that is installed. Each gets
-a small environment of its own, `.venv-X.Y`.
+verdict, meta and report never import it: their doctests and tests run on every Python below that is installed. Each
+gets a small environment of its own, `.venv-X.Y`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ TOP_LEVEL = {
     "io",
     "secrets",
     "numeric",
-    "schema",
     "internal",
     "flags",
     "isolation",
@@ -41,8 +40,7 @@ DEPENDENCIES: dict[str, set[str]] = {
     "numeric": {"types"},
     "guard": {"errors"},
     "flags": {"errors"},
-    "schema": {"errors"},
-    "io": {"errors", "guard", "schema", "secrets"},
+    "io": {"errors", "guard", "secrets"},
     "internal": {"errors"},
     "configs": {"models", "suites"},  # the groups, and how Hydra composes them: below the engine, which asks for runs
     "data": set(),

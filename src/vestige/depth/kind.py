@@ -9,12 +9,11 @@ from typing import Any
 from vestige.depth.files import detailed, table_of, write_results
 from vestige.depth.kept import KEPT, DepthAgain, score_again
 from vestige.errors import UserError
+from vestige.io import number
 from vestige.runs.directory import open_run
 from vestige.runs.manifest import Manifest
-from vestige.schema import number
 from vestige.store.files import read_ours, write_json
 from vestige.store.findings import Finding, compared
-from vestige.store.forms import DepthSummary
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 
@@ -99,9 +98,8 @@ def _values(path: Path) -> dict[str, Any]:
     """The score and the baselines, by the names that other tables use; of several models each under its folder."""
     body = read_ours(path / "summary.json", dict[str, Any])
     if "avg_uds" in body:
-        return _numbers(read_ours(path / "summary.json", DepthSummary))
-    several = read_ours(path / "summary.json", dict[str, DepthSummary])
-    return {f"{model}/{name}": value for model, one in several.items() for name, value in _numbers(one).items()}
+        return _numbers(body)
+    return {f"{model}/{name}": value for model, one in body.items() for name, value in _numbers(one).items()}
 
 
 def _numbers(summary: Any) -> dict[str, Any]:
@@ -116,7 +114,7 @@ def _account(path: Path) -> RunAccount:
     curves: dict[str, RunCurve] = {}
     tables: dict[str, RunTable] = {}
     for place in places:
-        summary = read_ours(path / place / "summary.json", DepthSummary)
+        summary = read_ours(path / place / "summary.json", dict[str, Any])
         front = f"{place}/" if place else ""
         low, high = summary.get("interval") or (None, None)
         for name, value in _numbers(summary).items():

@@ -24,12 +24,12 @@ import numpy as np
 from vestige.data.clusters import NONE
 from vestige.engine.prepare import Prepared
 from vestige.errors import UserError, WriteError
+from vestige.io import number
 from vestige.metrics.cards import card_of
 from vestige.metrics.memorisation import TRUTH_RATIO_AGGREGATORS
 from vestige.numeric import mean
 from vestige.runs.directory import remove
 from vestige.runs.manifest import groupings
-from vestige.schema import number
 from vestige.secrets import hidden, hide
 from vestige.show.progress import Bar
 from vestige.stats import bootstrap

@@ -22,13 +22,13 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.guard import read_json
+from vestige.io import number
 from vestige.meta import files
 from vestige.meta.axes import from_results
 from vestige.meta.pools import read_file
 from vestige.meta.robustness import RULES, overall
 from vestige.meta.run import QUESTIONS, StoredQuestion, read_question
 from vestige.runs.manifest import Manifest, sha256
-from vestige.schema import number
 from vestige.store.files import read_ours
 from vestige.store.findings import Finding, compared
 from vestige.store.kinds import Kind, Reader, RunSource

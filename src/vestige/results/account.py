@@ -13,9 +13,9 @@ from typing import Any
 
 from vestige.engine.evaluate import Outcome
 from vestige.errors import UserError
+from vestige.io import number
 from vestige.metrics.trajectory import VIEWS, spread_of
 from vestige.results.load import load_outcome
-from vestige.schema import number
 from vestige.store.files import load_rows
 from vestige.types import Rows, RunAccount, RunCurve, RunNumber, RunTable, Score
 

@@ -23,7 +23,6 @@ from vestige.secrets import hide
 from vestige.store.archive import moved
 from vestige.store.files import read_ours, result_file
 from vestige.store.findings import Finding, compared
-from vestige.store.forms import Definition
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource, read_manifest
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
@@ -42,7 +41,7 @@ def _check(path: Path, finished: Manifest | None) -> Iterator[Finding]:
     suite = suite_from_manifest(manifest)
     yield from _scored(path, path, suite, manifest["dialect"]["name"], finished)
     for file in sorted(path.glob("scores/*/definition.json")):
-        said = read_ours(file, Definition)
+        said = read_ours(file, dict[str, Any])
         other = suite_from_manifest(manifest, said.get("changes") or {})
         if said.get("retain_logs"):
             other = against(other, str(Path(said["retain_logs"]).expanduser().absolute()))
@@ -180,7 +179,7 @@ def _outside(path: Path) -> list[str]:
     suite = suite_from_manifest(read_manifest(path))
     found = {p for spec in suite.metrics.values() for r in spec.references for p in r.paths}
     for file in sorted(path.glob("scores/*/definition.json")):
-        logs = read_ours(file, Definition).get("retain_logs")
+        logs = read_ours(file, dict[str, Any]).get("retain_logs")
         found |= {str(Path(logs).expanduser().absolute())} if logs else set()
     return sorted(p for p in found if Path(p).exists())
 

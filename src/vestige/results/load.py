@@ -21,7 +21,6 @@ from vestige.io import damaged
 from vestige.runs.manifest import read_run, sha256
 from vestige.store.archive import moved
 from vestige.store.files import read_ours, result_file
-from vestige.store.forms import ResultsForm, Stat
 from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import with_more
 from vestige.types import Score
@@ -61,7 +60,7 @@ class _FinishedFiles:
 def _evaluation(run: _FinishedFiles, manifest: Mapping[str, Any]) -> Outcome:
     suite, place = suite_from_manifest(manifest), run.directory
     details, summary = (place / f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY"))
-    scores = {name: Score.from_json(body) for name, body in run.read(details, ResultsForm).items()}
+    scores = {name: Score.from_json(body) for name, body in run.read(details, dict[str, dict[str, Any]]).items()}
     suite = with_more(suite, scores)
     dialect = manifest["dialect"]["name"]
     try:
@@ -70,7 +69,7 @@ def _evaluation(run: _FinishedFiles, manifest: Mapping[str, Any]) -> Outcome:
         log.warning("%s: %s", place, error)
         references = {}
     intervals = stats_file(place, suite)
-    stats = run.read(intervals, dict[str, Stat]) if intervals.is_file() else {}
+    stats = run.read(intervals, dict[str, dict[str, Any]]) if intervals.is_file() else {}
     files = tuple(file for file in (details, summary, intervals) if file.is_file())
     retain = retain_values(references, suite)
     return Outcome(

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.io import damaged
+from vestige.io import damaged, misfit
 from vestige.runs.manifest import EVALUATIONS, MANIFEST, Manifest, kind_in
-from vestige.schema import misfit
 from vestige.store.files import read_ours
 from vestige.store.findings import Finding
 from vestige.types import RunAccount, short_id
@@ -178,6 +177,18 @@ def _without_evidence() -> list[str]:
 
 # ---- manifests of evaluations -------------------------------------------------------------------------------------
 
+# What scoring an evaluation again takes from its manifest; a run of a harness states less.
+FACTS = {
+    "dialect": dict[str, Any],
+    "model": dict[str, Any],
+    "data": dict[str, dict[str, Any]],
+    "data_of": dict[str, dict[str, str]],
+    "unavailable": dict[str, str],
+    "hidden_tokens": int,
+    "versions": dict[str, str | None],
+}
+CONFIG = {"suite": str, "metrics": dict[str, dict[str, Any]], "settings": dict[str, Any], "top": list[str]}
+
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a finished evaluation; one of another kind of run, or of another form, is refused."""
@@ -190,21 +201,29 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     kind = kind_in(directory)
     if kind not in (None, *EVALUATIONS):
         raise UserError(f"{directory} is a {kind} run, not an evaluation; give the directory of an evaluation.")
-    if words := _manifest_misfit(found):
+    if words := manifest_problem(found):
         raise damaged(path, words)
     return dict(found)
 
 
-def _manifest_misfit(found: Any) -> str:
+def manifest_problem(found: Any) -> str:
     """What is wrong with a manifest: a field of another form, or a name that it should explain and does not."""
-    from vestige.store.forms import HarnessManifest, ManifestForm  # of every kind of run: a new run reads none
-
     harness = isinstance(found, Mapping) and "harness" in found
-    if words := misfit(found, HarnessManifest if harness else ManifestForm):
+    needed: dict[str, Any] = {} if harness else FACTS
+    if words := misfit(found, dict[str, Any]) or _lacking(found, {"config": dict[str, Any], **needed}, "$"):
+        return words
+    config = found["config"]
+    if words := _lacking(config, {"suite": str} if harness else CONFIG, "$.config"):
         return words
     if harness:
         return ""
-    metrics = found["config"]["metrics"]
+    for part, key in (("dialect", "name"), ("dialect", "mask"), ("model", "name"), ("model", "fingerprint")):
+        if words := _lacking(found[part], {key: str}, f"$.{part}"):
+            return words
+    metrics = config["metrics"]
+    for name, body in metrics.items():
+        if words := _lacking(body, {"handler": str}, f"$.config.metrics.{name}"):
+            return words
     parents = {p for body in metrics.values() for p in body.get("pre_compute") or {}}
     unknown = next((m for m in (*found["config"]["top"], *parents) if m not in metrics), None)
     if unknown is not None:
@@ -216,6 +235,16 @@ def _manifest_misfit(found: Any) -> str:
     known = {**found["data_of"], **found["unavailable"]}
     without = next((m for m, body in metrics.items() if body.get("datasets") and not known.get(m)), None)
     return "" if without is None else f"it does not say which rows {without} read"
+
+
+def _lacking(body: Mapping[str, Any], types: Mapping[str, Any], where: str) -> str:
+    """The first key that is not there or holds a value of another type."""
+    for key, expected in types.items():
+        if key not in body:
+            return f"Object missing required field `{key}` - at `{where}`"
+        if words := misfit({key: body[key]}, dict[str, expected]):
+            return words.replace("`$", f"`{where}")
+    return ""
 
 
 def keys_read(manifest: Mapping[str, Any]) -> set[str]:

@@ -155,8 +155,9 @@ def _check_result(body: dict[str, Any], name: str, path: Path) -> dict[str, Any]
     """
     value = {name: {"agg_value": body.get("agg_value")}}
     decode_data(value, dict[str, dict[str, float | dict[str, Any] | None]], str(path))
-    parts = [(f"{name}/{part}", body.get(part) or {}) for part in ("forget", "holdout")]
-    for place, part in [(name, body), *parts]:
+    parts = [(f"{name}.{part}", body.get(part) or {}) for part in ("forget", "holdout")]
+    for where, part in [(name, body), *parts]:
+        place = f"{where}.value_by_index"
         rows = part.get("value_by_index") if isinstance(part, dict) else None
         rows = decode_data({place: rows or {}}, dict[str, dict[str, dict[str, Any]]], str(path))[place]
         numbers = {}

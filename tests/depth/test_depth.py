@@ -22,7 +22,7 @@ from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError
 from vestige.runs import patched as patching
 from vestige.runs.evidence import EvidenceFolder
-from vestige.store.files import load_rows
+from vestige.runs.files import load_rows
 from vestige.types import stats
 
 torch.set_num_threads(1)

@@ -23,7 +23,7 @@ from vestige.metrics.trajectory import follow, in_text_order, window
 from vestige.models.args import ModelArgs
 from vestige.models.load import LoadedModel, load_model
 from vestige.results.rescore import rescore
-from vestige.store.files import load_rows
+from vestige.runs.files import load_rows
 from vestige.types import Trace
 
 LAB = Path(__file__).parents[1] / "golden" / "lab"

@@ -28,7 +28,7 @@ from vestige.models.diffusion import CanvasPredictor, canvas_predictor
 from vestige.models.load import load_model
 from vestige.models.samplers import Pass, Sampled, sample
 from vestige.report.gather import row_traces
-from vestige.store.files import load_rows
+from vestige.runs.files import load_rows
 from vestige.types import IGNORE, Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising
 

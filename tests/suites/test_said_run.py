@@ -14,7 +14,7 @@ from conftest import LAB
 from vestige.cli import main
 from vestige.metrics.dialects import get_dialect
 from vestige.metrics.secrets_said import repetition, secret_of
-from vestige.store.files import load_rows
+from vestige.runs.files import load_rows
 from vestige.suites import handlers as _register  # noqa: F401
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
 from vestige.suites.spec import MetricSpec

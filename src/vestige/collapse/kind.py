@@ -15,8 +15,8 @@ from vestige.collapse.detector import CollapseSettings, numbers_of
 from vestige.io import damaged, number
 from vestige.metrics.collapse import LABELS, Cross, Ema, row_table, verdict
 from vestige.runs.directory import open_run, write_bytes
+from vestige.runs.files import read_ours, write_json
 from vestige.runs.manifest import Manifest
-from vestige.store.files import read_ours, write_json
 from vestige.store.findings import Finding, compared
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable

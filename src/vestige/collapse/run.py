@@ -25,9 +25,9 @@ from vestige.metrics.collapse import LABELS
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.numeric import number
 from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_output
+from vestige.runs.files import read_ours
 from vestige.runs.manifest import MANIFEST
 from vestige.show.tables import table
-from vestige.store.files import read_ours
 
 OFF_POLICY = "these numbers are about the model that wrote the rollouts only if it is this one"
 EVIDENCE = "evidence"

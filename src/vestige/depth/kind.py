@@ -11,8 +11,8 @@ from vestige.depth.kept import KEPT, DepthAgain, score_again
 from vestige.errors import UserError
 from vestige.io import number
 from vestige.runs.directory import open_run
+from vestige.runs.files import read_ours, write_json
 from vestige.runs.manifest import Manifest
-from vestige.store.files import read_ours, write_json
 from vestige.store.findings import Finding, compared
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable

@@ -29,12 +29,12 @@ from vestige.engine.scores import (
     part_of,
 )
 from vestige.errors import UserError
+from vestige.runs.files import read_scores, result_file
 from vestige.runs.manifest import groupings, sha256
 from vestige.secrets import expand, hide, unset
 from vestige.show.progress import hushed
 from vestige.stats import bootstrap, vectors
 from vestige.store.comparable import mixture, number_of, refuse_mixture
-from vestige.store.files import read_scores, result_file
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.registry import HANDLERS, Inputs
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec

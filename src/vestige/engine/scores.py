@@ -29,13 +29,13 @@ from vestige.metrics.cards import card_of
 from vestige.metrics.memorisation import TRUTH_RATIO_AGGREGATORS
 from vestige.numeric import mean
 from vestige.runs.directory import remove
+from vestige.runs.files import write_json
 from vestige.runs.manifest import groupings
 from vestige.secrets import hidden, hide
 from vestige.show.progress import Bar
 from vestige.stats import bootstrap
 from vestige.stats.bootstrap import Sample, Statistic
 from vestige.store.comparable import Number
-from vestige.store.files import write_json
 from vestige.suites.handlers.common import as_list, row_mean
 from vestige.suites.postprocess import FROM_CODE, postprocessed
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, MissingEvidence, Words

@@ -28,8 +28,8 @@ from vestige.meta.axes import from_results
 from vestige.meta.pools import read_file
 from vestige.meta.robustness import RULES, overall
 from vestige.meta.run import QUESTIONS, StoredQuestion, read_question
+from vestige.runs.files import read_ours
 from vestige.runs.manifest import Manifest, sha256
-from vestige.store.files import read_ours
 from vestige.store.findings import Finding, compared
 from vestige.store.kinds import Kind, Reader, RunSource
 

@@ -48,11 +48,11 @@ from vestige.report.rows import ALL_ROWS, ROWS
 from vestige.report.sections import collapse, heat, meta_evaluation, training, trajectories
 from vestige.results.compare import Stored, differences, judged, read_stored
 from vestige.runs.directory import open_run, write_bytes
+from vestige.runs.files import relative, write_json
 from vestige.runs.manifest import refuse_other_kind
 from vestige.secrets import hidden, homes, shorten
 from vestige.show.progress import Bar, hushed
 from vestige.store.comparable import UNSTATED, Number, mixtures, number_of
-from vestige.store.files import relative, write_json
 from vestige.store.kinds import RunSource
 
 SCHEMA = 1

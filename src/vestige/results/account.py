@@ -16,7 +16,7 @@ from vestige.errors import UserError
 from vestige.io import number
 from vestige.metrics.trajectory import VIEWS, spread_of
 from vestige.results.load import load_outcome
-from vestige.store.files import load_rows
+from vestige.runs.files import load_rows
 from vestige.types import Rows, RunAccount, RunCurve, RunNumber, RunTable, Score
 
 TEXTS = ("input", "ground_truth", "generation")  # as open-unlearning calls them

@@ -18,10 +18,10 @@ from vestige.engine.scores import Reference, Run, family, intervals, stats_file
 from vestige.engine.stored import by_code, dialect_for, stored_scores, suite_from_manifest
 from vestige.results.account import account_of
 from vestige.results.rescore import against, rescore
+from vestige.runs.files import read_ours, result_file
 from vestige.runs.manifest import Manifest, sha256
 from vestige.secrets import hide
 from vestige.store.archive import moved
-from vestige.store.files import read_ours, result_file
 from vestige.store.findings import Finding, compared
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource, read_manifest
 from vestige.suites.postprocess import with_more

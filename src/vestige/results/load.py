@@ -18,9 +18,9 @@ from vestige.engine.scores import stats_file
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
 from vestige.io import damaged
+from vestige.runs.files import read_ours, result_file
 from vestige.runs.manifest import read_run, sha256
 from vestige.store.archive import moved
-from vestige.store.files import read_ours, result_file
 from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import with_more
 from vestige.types import Score

@@ -19,11 +19,11 @@ from vestige.engine.scores import Run, stats_file, write_statistics
 from vestige.engine.stored import Changes, dialect_for, stored_scores, suite_from_manifest
 from vestige.errors import UserError
 from vestige.runs.directory import open_run, refuse_input_in_output
+from vestige.runs.files import load_rows as load_examples
+from vestige.runs.files import write_json, write_results
 from vestige.runs.manifest import clusters_json, versions
 from vestige.secrets import expand
 from vestige.store.archive import moved
-from vestige.store.files import load_rows as load_examples
-from vestige.store.files import write_json, write_results
 from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec

@@ -24,10 +24,10 @@ from typing import Any
 
 from vestige.errors import UserError, write_error
 from vestige.io import decode_data, write_file
+from vestige.runs.files import read_ours, runs_below
 from vestige.runs.manifest import MANIFEST, check_files, read_run, sha256
 from vestige.runs.named_files import named_file
 from vestige.secrets import expand, hide
-from vestige.store.files import read_ours, runs_below
 
 PACK = "pack.json"
 VERSION = 1

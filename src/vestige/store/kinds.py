@@ -19,8 +19,8 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.io import damaged, misfit
+from vestige.runs.files import read_ours
 from vestige.runs.manifest import EVALUATIONS, MANIFEST, Manifest, kind_in
-from vestige.store.files import read_ours
 from vestige.store.findings import Finding
 from vestige.types import RunAccount, short_id
 

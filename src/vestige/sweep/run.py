@@ -36,10 +36,10 @@ from vestige.runs.directory import (
     remove_run,
     write_bytes,
 )
+from vestige.runs.files import write_json
 from vestige.runs.manifest import is_run, kind_in
 from vestige.show.tables import table
 from vestige.store import kinds
-from vestige.store.files import write_json
 from vestige.store.kinds import Kind, Reader, RunSource
 from vestige.stress.copies import write_held
 from vestige.sweep.plan import PlannedAttack, SweepPlan

@@ -28,9 +28,9 @@ from vestige.io import number
 from vestige.metrics.cards import CARDS
 from vestige.metrics.trajectory import VIEWS, spread_of
 from vestige.numeric import mean
+from vestige.runs.files import read_ours
 from vestige.stats import bootstrap
 from vestige.stats.contrast import NORMAL_95
-from vestige.store.files import read_ours
 from vestige.store.kinds import manifest_problem
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score

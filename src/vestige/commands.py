@@ -345,7 +345,7 @@ def score(
     plugin: Plugin = (),
 ) -> int:
     from vestige.guard import parse_yaml
-    from vestige.store.kinds import Rescoring, score_run
+    from vestige.runs.run import Rescoring, score_run
 
     load_plugin_files(plugin)
     settings: dict[str, dict[str, Any]] = {}

@@ -18,7 +18,7 @@ from vestige.collect import denoise
 from vestige.engine.stored import load_evidence
 from vestige.models.args import ModelArgs
 from vestige.models.load import load_model
-from vestige.store.kinds import read_manifest
+from vestige.runs.run import read_manifest
 from vestige.suites.registry import HANDLERS
 
 KEY = "eval.trajectory_test.metrics.trajectory_metrics"

@@ -28,7 +28,7 @@ from vestige.meta.faithfulness import faithfulness, threshold
 from vestige.meta.pools import ModelNumbers, read_run, same_protocol, without_settings
 from vestige.meta.robustness import Filters, ModelState, keep, overall, robustness
 from vestige.metrics.cards import KNOWN, METRICS, Direction, direction_of, metric, short
-from vestige.store.comparable import Number, protocol_of
+from vestige.runs.run import Number, protocol_of
 
 GOLD = json.loads((GOLDEN / "meta_eval.json").read_text())
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "uds" / "published"

@@ -68,7 +68,7 @@ def test_what_was_said_is_as_likely_as_transformers_says(run: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from vestige.engine.stored import load_evidence
-    from vestige.store.kinds import read_manifest
+    from vestige.runs.run import read_manifest
 
     model = AutoModelForCausalLM.from_pretrained(FULL, dtype=torch.float32).eval()
     manifest = read_manifest(run)

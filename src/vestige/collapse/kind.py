@@ -1,4 +1,4 @@
-"""Collapse runs as a kind of run: scored again and checked from their cross matrices. See store/kinds.py."""
+"""Collapse runs as a kind of run: scored again and checked from their cross matrices. See runs/run.py."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from vestige.metrics.collapse import LABELS, Cross, Ema, row_table, verdict
 from vestige.runs.directory import open_run, write_bytes
 from vestige.runs.files import read_ours, write_json
 from vestige.runs.manifest import Manifest
-from vestige.store.findings import Finding, compared
-from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
+from vestige.runs.run import Finding, Kind, Reader, Rescoring, RunSource, compared
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 
 # In the order they were computed in: the running means advance with each.

@@ -1,4 +1,4 @@
-"""Depth runs as a kind of run: scored again and checked from their patched evidence. See store/kinds.py."""
+"""Depth runs as a kind of run: scored again and checked from their patched evidence. See runs/run.py."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from vestige.io import number
 from vestige.runs.directory import open_run
 from vestige.runs.files import read_ours, write_json
 from vestige.runs.manifest import Manifest
-from vestige.store.findings import Finding, compared
-from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
+from vestige.runs.run import Finding, Kind, Reader, Rescoring, RunSource, compared
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 
 MISSING = "evidence/{file} is not there"

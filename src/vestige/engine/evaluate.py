@@ -38,9 +38,9 @@ from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_outpu
 from vestige.runs.evidence import remove_evidence
 from vestige.runs.files import result_file, save_rows, write_results
 from vestige.runs.manifest import MANIFEST, clusters_json, config_json, manifest
+from vestige.runs.run import mixtures, number_of
 from vestige.runs.team import Team, team
 from vestige.secrets import without_secrets
-from vestige.store.comparable import mixtures, number_of
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec

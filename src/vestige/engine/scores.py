@@ -31,11 +31,11 @@ from vestige.numeric import mean
 from vestige.runs.directory import remove
 from vestige.runs.files import write_json
 from vestige.runs.manifest import groupings
+from vestige.runs.run import Number
 from vestige.secrets import hidden, hide
 from vestige.show.progress import Bar
 from vestige.stats import bootstrap
 from vestige.stats.bootstrap import Sample, Statistic
-from vestige.store.comparable import Number
 from vestige.suites.handlers.common import as_list, row_mean
 from vestige.suites.postprocess import FROM_CODE, postprocessed
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, MissingEvidence, Words

@@ -21,8 +21,8 @@ from vestige.metrics.cards import full_name
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.runs.evidence import open_folder
 from vestige.runs.files import load_rows, read_ours
+from vestige.runs.run import keys_read, read_manifest
 from vestige.secrets import expand, unset
-from vestige.store.kinds import keys_read, read_manifest
 from vestige.suites.handlers.trajectory import RUNS_MODEL
 from vestige.suites.handlers.trajectory_reading import Moment
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Found, Words

@@ -30,8 +30,7 @@ from vestige.meta.robustness import RULES, overall
 from vestige.meta.run import QUESTIONS, StoredQuestion, read_question
 from vestige.runs.files import read_ours
 from vestige.runs.manifest import Manifest, sha256
-from vestige.store.findings import Finding, compared
-from vestige.store.kinds import Kind, Reader, RunSource
+from vestige.runs.run import Finding, Kind, Reader, RunSource, compared
 
 EXACT = 1e-9  # another machine may add up in another order
 _PRINTED = 1.5e-4  # published parts are rounded to four decimals; their harmonic mean is off by no more

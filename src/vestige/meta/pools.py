@@ -20,7 +20,7 @@ from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_json, read_yaml
 from vestige.io import decode_data
 from vestige.metrics.cards import ENTITY, KNOWN, Direction, direction_of, schema_protocol, short, unlike_published
-from vestige.store.comparable import UNSTATED, Number, mixture, number_of
+from vestige.runs.run import UNSTATED, Number, mixture, number_of
 
 # Metrics of rows that are not to be forgotten: they measure what is left of a model, not what it still knows. They
 # are judged only where the pool file says which end of them means "knows".

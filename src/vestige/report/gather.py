@@ -40,7 +40,7 @@ from vestige.metrics.dialects import get_dialect
 from vestige.metrics.trajectory import VIEWS
 from vestige.runs.files import load_rows, relative
 from vestige.runs.manifest import read_run
-from vestige.store.kinds import KINDS, META_FILES, RunSource, kind, read_manifest
+from vestige.runs.run import KINDS, META_FILES, RunSource, kind, read_manifest
 from vestige.suites.handlers.texts import secrets_in
 from vestige.suites.handlers.trajectory_reading import TrajectoryRun, prompt_of
 from vestige.suites.registry import Inputs

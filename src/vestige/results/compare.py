@@ -20,13 +20,12 @@ from vestige.errors import UserError, unknown_name
 from vestige.metrics.cards import full_name
 from vestige.numeric import number
 from vestige.results.rescore import with_column
+from vestige.runs import run as kinds
 from vestige.runs.files import read_scores, result_file
+from vestige.runs.run import Number, data_fingerprints, mixtures, number_of, read_manifest
 from vestige.show.tables import comparison, table
 from vestige.stats import bootstrap, clusters
-from vestige.store import kinds
 from vestige.store.archive import moved
-from vestige.store.comparable import Number, mixtures, number_of
-from vestige.store.kinds import data_fingerprints, read_manifest
 from vestige.suites.dialect_points import refuse_other_number
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score

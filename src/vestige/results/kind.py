@@ -1,7 +1,7 @@
 """Evaluations as a kind of run: by metrics, along a denoising trajectory, or by somebody else's harness.
 
 Comes in: the directory of a finished run. Goes out: its numbers computed again (verify), its files written again
-(score), what a report shows, its main numbers (compare, sweep), the retain logs it names (pack). See store/kinds.py.
+(score), what a report shows, its main numbers (compare, sweep), the retain logs it names (pack). See runs/run.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from vestige.results.account import account_of
 from vestige.results.rescore import against, rescore
 from vestige.runs.files import read_ours, result_file
 from vestige.runs.manifest import Manifest, sha256
+from vestige.runs.run import Finding, Kind, Reader, Rescoring, RunSource, compared, read_manifest
 from vestige.secrets import hide
 from vestige.store.archive import moved
-from vestige.store.findings import Finding, compared
-from vestige.store.kinds import Kind, Reader, Rescoring, RunSource, read_manifest
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score

@@ -20,8 +20,8 @@ from vestige.errors import UserError
 from vestige.io import damaged
 from vestige.runs.files import read_ours, result_file
 from vestige.runs.manifest import read_run, sha256
+from vestige.runs.run import read_manifest
 from vestige.store.archive import moved
-from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import with_more
 from vestige.types import Score
 

@@ -11,8 +11,8 @@ from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.numeric import number
 from vestige.runs.files import read_scores, result_file
+from vestige.runs.run import read_manifest
 from vestige.show.tables import table
-from vestige.store.kinds import read_manifest
 
 FORGET_ROWS = {40, 200, 400}  # of TOFU's splits
 

@@ -22,9 +22,9 @@ from vestige.runs.directory import open_run, refuse_input_in_output
 from vestige.runs.files import load_rows as load_examples
 from vestige.runs.files import write_json, write_results
 from vestige.runs.manifest import clusters_json, versions
+from vestige.runs.run import read_manifest
 from vestige.secrets import expand
 from vestige.store.archive import moved
-from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Grouping, Rows

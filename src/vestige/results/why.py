@@ -18,9 +18,9 @@ from vestige.errors import UserError, unknown_name
 from vestige.metrics.cards import full_name
 from vestige.numeric import mean, number
 from vestige.runs.files import load_rows, read_scores, result_file
+from vestige.runs.run import read_manifest
 from vestige.show.progress import hushed
 from vestige.show.tables import table
-from vestige.store.kinds import read_manifest
 from vestige.suites.spec import RESERVED
 from vestige.types import Rows, Score
 

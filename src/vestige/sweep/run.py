@@ -26,6 +26,7 @@ from vestige.errors import UserError
 from vestige.guard import below
 from vestige.io import DamagedError, decode, make_directory, misfit
 from vestige.numeric import number
+from vestige.runs import run as kinds
 from vestige.runs.directory import (
     is_held,
     is_listed,
@@ -38,9 +39,8 @@ from vestige.runs.directory import (
 )
 from vestige.runs.files import write_json
 from vestige.runs.manifest import is_run, kind_in
+from vestige.runs.run import Kind, Reader, RunSource
 from vestige.show.tables import table
-from vestige.store import kinds
-from vestige.store.kinds import Kind, Reader, RunSource
 from vestige.stress.copies import write_held
 from vestige.sweep.plan import PlannedAttack, SweepPlan
 from vestige.sweep.schedule import Board, Cleaner, Prefetcher, Schedule, TaskState

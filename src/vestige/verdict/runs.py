@@ -29,9 +29,9 @@ from vestige.metrics.cards import CARDS
 from vestige.metrics.trajectory import VIEWS, spread_of
 from vestige.numeric import mean
 from vestige.runs.files import read_ours
+from vestige.runs.run import manifest_problem
 from vestige.stats import bootstrap
 from vestige.stats.contrast import NORMAL_95
-from vestige.store.kinds import manifest_problem
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score
 

@@ -1,4 +1,8 @@
-"""Every kind of run through one interface: what the verbs that read runs ask of a directory, whatever made it.
+"""What `vestige verify` finds when the numbers of a run are computed again: results compared value by value.
+
+Comes in: what evidence gives and what a file says. Goes out: Findings. Called by the kinds of runs (kind.py of a room).
+
+Every kind of run through one interface: what the verbs that read runs ask of a directory, whatever made it.
 
     directory --kind_of--> name --kind--> Kind, the functions of the room that makes such runs
     score: Kind.score    verify: Kind.check    report: Kind.gather    compare, sweep: Kind.values    pack: Kind.outside
@@ -6,11 +10,21 @@
 The registry names each room's record by a string, and imports it when it is asked for: the engine does not know the
 rooms, and `vestige score` does not load what only a report needs. A new kind is one line here and a kind.py in its
 room.
+
+Whether numbers of several runs may be combined: one check for every verb that does so.
+
+Two numbers of one metric are comparable when the rows were put to both models in the same way (chat template, system
+prompt, date), by the same definitions, on the same rows and at the same precision. What a run does not record is not
+compared: results of other tools state none of this.
+
+    manifest, metric --number_of--> Number --mixture--> one sentence, or nothing
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,8 +35,59 @@ from vestige.errors import UserError
 from vestige.io import damaged, misfit
 from vestige.runs.files import read_ours
 from vestige.runs.manifest import EVALUATIONS, MANIFEST, Manifest, kind_in
-from vestige.store.findings import Finding
-from vestige.types import RunAccount, short_id
+from vestige.types import MIXTURE, RunAccount, short_id
+
+TOLERANCE = 1e-9  # relative: another machine may add up in another order
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison: how many values, and what is wrong, if anything is."""
+
+    compared: int = 0
+    words: str = ""
+    note: bool = False  # something that could not be looked at
+    check: bool = False  # what was looked at, where files alone do not say
+
+
+def compared(file: Path, expected: Any, got: Any, repair: str) -> Finding:
+    """Two results, value by value; the first difference is named."""
+    count, first = _differences(expected, got, "")
+    if first is None:
+        return Finding(count)
+    where, made, stands = first
+    return Finding(count, f"{file}: {where} is {_short(stands)}, its evidence gives {_short(made)}; {repair}")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+Difference = tuple[str, Any, Any]
+
+
+def _differences(expected: Any, got: Any, where: str) -> tuple[int, Difference | None]:
+    if isinstance(expected, Mapping) and isinstance(got, Mapping):
+        pairs = [(str(k), expected.get(k, "(absent)"), got.get(k, "(absent)")) for k in {**expected, **got}]
+    elif isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)) and len(expected) == len(got):
+        pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(expected, got, strict=True))]
+    else:
+        return 1, None if _same(expected, got) else (where or "it", expected, got)
+    count, first = 0, None
+    for key, a, b in pairs:
+        n, difference = _differences(a, b, f"{where}/{key}" if where else key)
+        count, first = count + n, first or difference
+    return count, first
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)) and not isinstance(a, bool) | isinstance(b, bool):
+        return a == b or math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-12) or (math.isnan(a) and math.isnan(b))
+    return bool(a == b)
+
+
+# ==== kinds =========================================================================================================
 
 Reader = Callable[[Path, type], Any]  # JSON of a type; None where it cannot be read, which the reader notes
 
@@ -260,3 +325,117 @@ def data_fingerprints(manifest: Mapping[str, Any], metric: str) -> frozenset[str
     mine = frozenset(data[key]["fingerprint"] for key in keys.values() if key in data)
     parents = own.get("pre_compute") or {}
     return mine.union(*(data_fingerprints(manifest, parent) for parent in parents))
+
+
+# ==== comparable ====================================================================================================
+
+UNSTATED = "not stated"
+
+
+@dataclass(frozen=True)
+class Number:
+    """One metric of one model, and how it was measured."""
+
+    value: float | None
+    protocol: str = UNSTATED
+    rows: frozenset[str] = frozenset()  # fingerprints of the data sets, where they are known
+    handler: str = ""
+    definition: Mapping[str, Any] = field(default_factory=dict)  # the metric's settings, its data's and its parents'
+    prompt: str = ""  # what the template wrote around a stand-in question, where it is known
+    vocabulary: str = ""  # of the tokenizer: models of other families have templates of their own
+    precision: str = ""  # of the weights; empty where it is not known, or quantised
+
+
+def number_of(manifest: Mapping[str, Any], metric: str, value: float | None = None) -> Number:
+    """A metric's number as the manifest of its run describes it."""
+    return Number(
+        value,
+        protocol_of(manifest),
+        data_fingerprints(manifest, metric),
+        prompt=str(manifest.get("prompt") or ""),
+        vocabulary=str((manifest.get("tokenizer") or {}).get("vocabulary") or ""),
+        precision=precision_of(manifest),
+    )
+
+
+def protocol_of(manifest: Mapping[str, Any]) -> str:
+    """How a run put its rows to the model: chat or raw, the fixed parts of the prompt, the dialect of definitions.
+
+    A setting that the chat template does not print (most print no date) is left out.
+
+    >>> protocol_of({"template": {"apply_chat_template": True}, "dialect": {"name": "strict"}})
+    'chat, dialect strict'
+    >>> protocol_of({})
+    'not stated'
+    """
+    if "template" not in manifest:
+        return UNSTATED
+    template = manifest["template"]
+    parts = ["chat" if template.get("apply_chat_template") else "raw"]
+    # Not the date: it matters where the template prints it, and then the prompts themselves differ.
+    fixed = ("system_prompt", "system_prompt_with_special_tokens")
+    tags = () if template.get("apply_chat_template") else ("user_start_tag", "asst_start_tag")
+    prompt = manifest.get("prompt")
+    for key in (*fixed, *tags):
+        text = str(template.get(key) or "")
+        if text and (prompt is None or text.strip() in prompt):
+            parts.append(f"{key.replace('_', ' ')} {text!r}")
+    dialect = (manifest.get("dialect") or {}).get("name")
+    return ", ".join([*parts, *([f"dialect {dialect}"] if dialect else [])])
+
+
+def precision_of(manifest: Mapping[str, Any]) -> str:
+    """The precision of a run's weights.
+
+    A quantised model is the same model under an attack, and is compared with itself and its references on purpose.
+    """
+    model = manifest.get("model") or {}
+    return "" if model.get("quantization") else str(model.get("dtype") or "")
+
+
+def mixture(numbers: Mapping[str, Number], metric: str) -> str:
+    """Why the numbers of a metric (by model) are not comparable, naming the first two sides; empty if they are."""
+    first = next(iter(numbers.values()), Number(None))
+    prompts = {name: n.prompt for name, n in numbers.items() if n.vocabulary == first.vocabulary}
+    aspects = (
+        ("mixes protocols: {} is '{}', {} is '{}'", {name: n.protocol for name, n in numbers.items()}),
+        ("mixes prompts: {} was asked {!r}, {} {!r}", prompts),
+        ("mixes precisions: {} has weights in {}, {} in {}", {name: n.precision for name, n in numbers.items()}),
+    )
+    for words, stated in aspects:
+        if sides := _two_sides(stated):
+            return f"{metric} {words.format(*sides)}"
+    if sides := _two_sides({name: n.rows for name, n in numbers.items()}):
+        return f"{metric} of {sides[0]} and of {sides[2]} was measured on different rows"
+    return ""
+
+
+def _two_sides(stated: Mapping[str, Any]) -> tuple[str, Any, str, Any] | None:
+    """The first model that states something, and the first that states something else."""
+    known = [(name, value) for name, value in stated.items() if value]
+    for name, value in known:
+        if value != known[0][1]:
+            return *known[0], name, value
+    return None
+
+
+def refuse_mixture(found: str, accept: bool) -> str:
+    """The note of an accepted mixture; empty where there is none. A mixture that is not accepted is refused."""
+    if not found:
+        return ""
+    if not accept:
+        raise UserError(f"{found}; evaluate both in the same way, or accept the mixture with --accept-mixture.")
+    return f"{MIXTURE}{found}"
+
+
+def mixtures(measured: Iterable[tuple[str, Mapping[str, Number]]], accept: bool) -> list[str]:
+    """The notes of every accepted mixture, each once with the metrics that it concerns.
+
+    `measured`: a metric, and its numbers by model.
+    """
+    metrics_by_reason: dict[str, list[str]] = {}
+    for metric, numbers in measured:
+        if found := mixture(numbers, metric):
+            refuse_mixture(found, accept)
+            metrics_by_reason.setdefault(found.removeprefix(metric), []).append(metric)
+    return [f"{MIXTURE}{', '.join(metrics)}{reason}" for reason, metrics in metrics_by_reason.items()]

@@ -22,7 +22,7 @@ from vestige.metrics.memorisation import probability
 from vestige.metrics.trajectory import follow, in_text_order, window
 from vestige.models.args import ModelArgs
 from vestige.models.load import LoadedModel, load_model
-from vestige.results.rescore import rescore
+from vestige.runs.evaluation import rescore
 from vestige.runs.files import load_rows
 from vestige.types import Trace
 

@@ -5,7 +5,7 @@ Like must be compared with like. Where the reference is a run of our own that wa
 
 In: the retain logs that a suite names. Out: `Reference`: their scores, groupings and fingerprints of rows; what must be
 known of a number that was compared with them; and such a number as a function of how often each row was drawn. Callers:
-engine/evaluate.py and results/rescore.py before scoring, engine/scores.py, results for what a run was compared with.
+engine/evaluate.py and runs/evaluation.py before scoring, engine/scores.py, results for what a run was compared with.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ resampled together, so that composed metrics (model utility, privleak) keep the 
 interval is only given where the formula, with every row drawn once, returns the number that was reported.
 
 In: prepared metrics and evidence by want. Out: a Score per metric, with its values by row; intervals, by metric.
-Callers: engine/evaluate.py after collecting, engine/stored.py and results/rescore.py for a finished run, results and
+Callers: engine/evaluate.py after collecting, engine/stored.py and runs/evaluation.py for a finished run, results and
 judging. What compares with another run is in engine/references.py, imported where a metric has a reference.
 """
 

@@ -1,6 +1,6 @@
 """A finished run read back: its suite, its rows, its evidence, and scores from them. No model, no tokenizer.
 
-In: a run directory. Out: what engine/evaluate.py had in memory when it scored. Callers: results/rescore.py and the room
+In: a run directory. Out: what engine/evaluate.py had in memory when it scored. Callers: runs/evaluation.py and the room
 results (compare, diff, verify, pack). Whatever needs to know how a run directory is laid out goes through here.
 """
 

@@ -19,8 +19,8 @@ from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.cards import full_name
 from vestige.numeric import number
-from vestige.results.rescore import with_column
 from vestige.runs import run as kinds
+from vestige.runs.evaluation import with_column
 from vestige.runs.files import read_scores, result_file
 from vestige.runs.run import Number, data_fingerprints, mixtures, number_of, read_manifest
 from vestige.show.tables import comparison, table

@@ -182,9 +182,11 @@ META_FILES = ("method_results.json", "meta_eval.json")
 KINDS = {
     known.name: known
     for known in (
-        KnownKind("eval", "vestige.results.kind.EVAL", (MANIFEST,), ("*_EVAL.json",)),
-        KnownKind("trajectory", "vestige.results.kind.TRAJECTORY"),  # a report tells them from eval by what they hold
-        KnownKind("harness", "vestige.results.kind.HARNESS"),
+        KnownKind("eval", "vestige.runs.evaluation.EVAL", (MANIFEST,), ("*_EVAL.json",)),
+        KnownKind(
+            "trajectory", "vestige.runs.evaluation.TRAJECTORY"
+        ),  # a report tells them from eval by what they hold
+        KnownKind("harness", "vestige.runs.evaluation.HARNESS"),
         KnownKind("depth", "vestige.depth.kind.KIND", ("summary.json",)),
         KnownKind("stress", "vestige.stress.kind.KIND", ("stress.json",)),
         KnownKind("collapse", "vestige.collapse.kind.KIND", ("metrics.json",)),

@@ -1057,8 +1057,8 @@ def view(
     notes={"runs": "archives or report directories too"},
 )
 def verify(runs: RunWords, *, hashes_only: HashesOnly = False, plugin: Plugin = ()) -> int:
-    from vestige.results.verify import show
-    from vestige.results.verify import verify as verify_path
+    from vestige.runs.verify import show
+    from vestige.runs.verify import verify as verify_path
     from vestige.show.progress import hushed
 
     load_plugin_files(plugin)

@@ -20,8 +20,8 @@ from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.results.pack import pack
-from vestige.results.verify import verify
 from vestige.runs.directory import open_run
+from vestige.runs.verify import verify
 from vestige.store import archive
 from vestige.store.archive import extract
 

@@ -28,7 +28,8 @@ from typing import Any
 
 from vestige.adapters.lm_eval import HarnessResults
 from vestige.data.clusters import AUTO, NONE, no_such_column, rows_fingerprint, with_clusters
-from vestige.data.rows import load_rows, redirect
+from vestige.data.rows import load_rows as load_data_rows
+from vestige.data.rows import redirect
 from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.harness import scores_of
@@ -40,7 +41,6 @@ from vestige.io import damaged, number
 from vestige.metrics.trajectory import VIEWS, spread_of
 from vestige.runs.directory import open_run, refuse_input_in_output
 from vestige.runs.files import load_rows, read_ours, result_file, write_json, write_results
-from vestige.runs.files import load_rows as load_examples
 from vestige.runs.manifest import Manifest, clusters_json, read_run, sha256, versions
 from vestige.runs.run import Finding, Kind, Reader, Rescoring, RunSource, compared, read_manifest
 from vestige.secrets import expand, hide
@@ -138,7 +138,7 @@ def with_column(directory: Path, manifest: Mapping[str, Any], column: str) -> di
 
     The files must hold the rows they held then: their fingerprints say so.
     """
-    specs, stored = dict(_data_of(manifest)), load_examples(directory / "evidence" / "examples.json.gz")
+    specs, stored = dict(_data_of(manifest)), load_rows(directory / "evidence" / "examples.json.gz")
     data = {}
     for key, body in manifest["data"].items():
         plain = {name: value for name, value in body.items() if name != "clusters"}
@@ -165,7 +165,7 @@ def _data_of(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
 def _clusters_of(found: Rows, said: Mapping[str, Any], config: Mapping[str, Any], column: str) -> Grouping | None:
     args = redirect(dict(said.get("hf_args") or {}), expand(config.get("local") or {}))
     limits = [n for n in (config.get("max_samples"), said.get("max_samples")) if n is not None]
-    rows, source = load_rows(args, min(limits, default=None))
+    rows, source = load_data_rows(args, min(limits, default=None))
     if rows_fingerprint(rows) != found.fingerprint:
         raise UserError(
             f"{source} does not hold the rows that this run read, so their clusters are not known; put the file back, "

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # these import torch or numpy; help() is instant without them
     from vestige.costs.estimate import CostPlan
     from vestige.costs.served import ServedPlan
     from vestige.depth.run import DepthResult
-    from vestige.results.compare import Comparison
+    from vestige.runs.compare import Comparison
     from vestige.runs.result import Result
     from vestige.stress.run import AttackRow
 
@@ -343,7 +343,7 @@ def compare_runs(
 
     Runs are directories, result files or Results, also those that are not on disk.
     """
-    from vestige.results.compare import compare
+    from vestige.runs.compare import compare
     from vestige.runs.result import Result
 
     load_plugin_files(())

@@ -811,10 +811,10 @@ def compare(
     accept_mixture: AcceptMixture = False,
     plugin: Plugin = (),
 ) -> int:
-    from vestige.results.compare import compare as compare_paths
+    from vestige.runs.compare import compare as compare_paths
 
     if runs[-1] == "published":  # a run next to printed figures
-        from vestige.results.published import published
+        from vestige.runs.compare import published
 
         print(published(Path(runs[0])))
         return 0
@@ -831,7 +831,7 @@ def compare(
     notes={"metrics": "default: all that both have", "rows": "default: 3"},
 )
 def diff(run_a: FirstRun, run_b: SecondRun, *, metrics: Metrics = None, rows: RowsShown = 3) -> int:
-    from vestige.results.why import explain_difference
+    from vestige.runs.compare import explain_difference
 
     chosen = None if metrics == "all" else name_list(metrics)
     print(explain_difference(Path(run_a), Path(run_b), rows, chosen))

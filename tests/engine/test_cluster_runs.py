@@ -111,7 +111,7 @@ def test_the_manifest_has_the_cluster_of_each_row(runs: dict[str, Path]) -> None
 
 
 def test_a_comparison_takes_clusters_from_the_runs(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    from vestige.results.compare import compare
+    from vestige.runs.compare import compare
 
     found = compare([runs["retain"], runs["unlearned"]], "forget_Q_A_Prob,mia_min_k", resamples=500)
     by_metric = {d.metric: d for d in found.differences["unlearned"]}

@@ -46,7 +46,7 @@ from vestige.report.models import (
 from vestige.report.page import render_page
 from vestige.report.rows import ALL_ROWS, ROWS
 from vestige.report.sections import collapse, heat, meta_evaluation, training, trajectories
-from vestige.results.compare import Stored, differences, judged, read_stored
+from vestige.runs.compare import Stored, differences, judged, read_stored
 from vestige.runs.directory import open_run, write_bytes
 from vestige.runs.files import relative, write_json
 from vestige.runs.manifest import refuse_other_kind

@@ -342,7 +342,7 @@ def _checked(cfg: Any, name: str) -> tuple[dict[str, Any], dict[str, Any], dict[
         decode_data({part: body}, dict[str, dict[str, Any]], "The configuration", "correct that setting")
         for key, expected in _READ_AS_THEY_ARE.get(part, {}).items():
             setting = {part: {key: body.get(key)}}
-            form = GenericAlias(dict, (str, GenericAlias(dict, (str, expected | None))))
+            form: Any = GenericAlias(dict, (str, GenericAlias(dict, (str, expected | None))))
             decode_data(setting, form, "The configuration", "correct that setting")
     if not (model.get("model_args") or {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")

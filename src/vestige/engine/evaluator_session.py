@@ -32,7 +32,7 @@ from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import Prepared
 from vestige.engine.scores import Live, Scoring
 from vestige.errors import UserError
-from vestige.store.files import write_json
+from vestige.runs.files import write_json
 from vestige.suites.postprocess import reported, suite_of
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs
 from vestige.suites.spec import DataSpec, MetricSpec, Named, SuiteSpec, read_suite
@@ -65,7 +65,7 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
     return made
 
 
-def has_the_say(evaluator: Evaluator | None, suite: SuiteSpec) -> bool:
+def overrides_evaluate(evaluator: Evaluator | None, suite: SuiteSpec) -> bool:
     """Whether a class does more than name its files."""
     if evaluator is None:
         return False

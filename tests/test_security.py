@@ -29,7 +29,7 @@ from vestige.errors import UserError
 from vestige.results.imports import import_file
 from vestige.runs.directory import open_run, write_bytes
 from vestige.runs.evidence import remove_evidence
-from vestige.store.files import write_json
+from vestige.runs.files import write_json
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
 WORDS = ["model=local", "model.model_args.pretrained_model_name_or_path=m"]

@@ -20,7 +20,7 @@ from vestige.depth.run import depth_run
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError
 from vestige.runs import patched as patching
-from vestige.store.files import load_rows
+from vestige.runs.files import load_rows
 from vestige.types import stats
 
 torch.set_num_threads(1)

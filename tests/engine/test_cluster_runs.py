@@ -19,8 +19,8 @@ from vestige.engine.references import load_references
 from vestige.engine.scores import Run, intervals
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
+from vestige.runs.run import read_manifest
 from vestige.stats.clusters import cluster_mean
-from vestige.store.kinds import read_manifest
 from vestige.types import Score
 
 METRICS = "forget_Q_A_Prob,forget_quality,privleak,mia_min_k,model_utility"

@@ -15,7 +15,7 @@ from vestige.cli import main
 from vestige.engine.references import load_references
 from vestige.engine.scores import Run, intervals
 from vestige.engine.stored import suite_from_manifest
-from vestige.store.kinds import read_manifest
+from vestige.runs.run import read_manifest
 from vestige.types import Score
 
 METRICS = (

@@ -18,7 +18,7 @@ from vestige.errors import UserError
 from vestige.metrics.trajectory import sigma
 from vestige.models.args import ModelArgs
 from vestige.models.load import load_model
-from vestige.store.files import load_rows
+from vestige.runs.files import load_rows
 
 KEY = "eval.trajectory_test.metrics.trajectory_metrics"
 CONFIG = f"{KEY}.trajectory_config"

@@ -19,7 +19,7 @@ from vestige.engine.evaluate import evaluate_config
 from vestige.errors import UserError
 from vestige.metrics.memorisation import probability
 from vestige.metrics.trajectory import follow, in_text_order, window
-from vestige.store.files import load_rows
+from vestige.runs.files import load_rows
 from vestige.types import Trace
 
 LAB = Path(__file__).parents[1] / "golden" / "lab"

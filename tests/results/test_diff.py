@@ -11,9 +11,9 @@ import pytest
 from conftest import LAB
 from golden_tools import variant_model
 from vestige.cli import main
-from vestige.results.why import compare_parts, edited_rows
-from vestige.results.why import explain_difference as diff
-from vestige.store.kinds import read_manifest
+from vestige.runs.compare import compare_parts, edited_rows
+from vestige.runs.compare import explain_difference as diff
+from vestige.runs.run import read_manifest
 
 METRICS = "forget_Q_A_Prob,extraction_strength,forget_Q_A_ROUGE"
 

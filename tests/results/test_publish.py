@@ -16,7 +16,7 @@ from vestige.adapters.trackers import FILES, SERVERS, Destination
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.results.publish import publish, without_secrets
-from vestige.store.kinds import KINDS, kind
+from vestige.runs.run import KINDS, kind
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 
 DATA, FULL = LAB / "data", LAB / "models" / "full"

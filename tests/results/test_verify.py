@@ -19,8 +19,8 @@ from golden_tools import eval_args
 from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.results.verify import verify
 from vestige.runs.directory import open_run
+from vestige.runs.verify import verify
 from vestige.store import archive
 from vestige.store.archive import extract
 

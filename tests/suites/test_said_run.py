@@ -13,7 +13,7 @@ import pytest
 from conftest import LAB
 from vestige.cli import main
 from vestige.metrics.secrets_said import secret_of
-from vestige.store.files import load_rows
+from vestige.runs.files import load_rows
 from vestige.suites import handlers as _register  # noqa: F401
 from vestige.types import Text
 from vestige.wants import Decoding, Request
@@ -58,7 +58,7 @@ def test_what_was_said_is_as_likely_as_transformers_says(run: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from vestige.engine.stored import load_evidence
-    from vestige.store.kinds import read_manifest
+    from vestige.runs.run import read_manifest
 
     model = AutoModelForCausalLM.from_pretrained(FULL, dtype=torch.float32).eval()
     manifest = read_manifest(run)

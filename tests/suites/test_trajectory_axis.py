@@ -17,7 +17,7 @@ from vestige.engine import stored
 from vestige.engine.config import make_config
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.scores import Reference
-from vestige.store.kinds import read_manifest
+from vestige.runs.run import read_manifest
 from vestige.suites.registry import HANDLERS, Inputs
 from vestige.types import BAD_LOGITS, Trace
 

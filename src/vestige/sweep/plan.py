@@ -23,8 +23,7 @@ from vestige.depth.ask import DepthAsk, make_ask
 from vestige.engine.config import HarnessConfig, make_config, option_types
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_yaml
-from vestige.io import decode_data
-from vestige.schema import misfit
+from vestige.io import decode_data, misfit
 from vestige.secrets import note_tree
 from vestige.stress.attacks import WORDS, WeightsAttack, weights_attacks
 from vestige.stress.copies import held_paths

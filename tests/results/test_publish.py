@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -56,6 +59,97 @@ ACCOUNT = RunAccount(
 )
 
 
+def read_wandb(out: Path) -> dict[str, list[Any]]:
+    (table,) = out.rglob("metrics_*.table.json")
+    return {name: numbers[:3] for name, *numbers in json.loads(table.read_text())["data"]}
+
+
+def read_mlflow(out: Path) -> dict[str, list[Any]]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=(out / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("vestige")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    table = json.loads(Path(client.download_artifacts(run.info.run_id, "tables/metrics.json")).read_text())
+    assert table["data"][0] == ["forget_Q_A_Prob", THIRD, THIRD / 2, THIRD * 2, 40, ""]
+    found = run.data.metrics
+    ends = ("", "_low", "_high")
+    return {n: [found.get(n.replace("/", ".") + end) for end in ends] for n in ACCOUNT.numbers}
+
+
+def read_tensorboard(out: Path) -> dict[str, list[Any]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    (file,) = out.glob("events.*")
+    log = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
+    log.Reload()
+    [scalar] = log.Scalars("vestige/forget_Q_A_Prob_low")
+    assert (scalar.step, round(scalar.value, 6)) == (0, round(THIRD / 2, 6))
+    text = make_ndarray(log.Tensors("vestige/tables/metrics")[0].tensor_proto)[0].decode()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
+    return {row[0]: [float(cell) if cell else None for cell in row[1:4]] for row in rows}
+
+
+def read_hub(out: Path) -> dict[str, list[Any]]:
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(out / "model-card.md")
+    results = {r.metric_type: r for r in card.data.eval_results}
+    prob = results["forget_Q_A_Prob"]
+    assert (prob.dataset_type, prob.task_type) == ("locuslab/TOFU", "text-generation")
+    assert prob.metric_args == {"low": THIRD / 2, "high": THIRD * 2, "n": 40}
+    assert card.data.model_name == "ada/model" and "privleak" not in results and "no retain logs" in card.text
+    ends = {name: r.metric_args or {} for name, r in results.items()}
+    return {n: [r.metric_value, ends[n].get("low"), ends[n].get("high")] for n, r in results.items()}
+
+
+def read_json(out: Path) -> dict[str, list[Any]]:
+    made = msgspec.json.decode((out / "publication.json").read_bytes(), type=RunAccount)
+    assert made == ACCOUNT
+    return {name: [number.value, number.low, number.high] for name, number in made.numbers.items()}
+
+
+READERS = {
+    "wandb": read_wandb, "mlflow": read_mlflow, "tensorboard": read_tensorboard, "hub": read_hub, "json": read_json,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("to", READERS)
+def test_every_number_is_in_the_tools_own_files(to: str, tmp_path: Path) -> None:
+    if to in ("wandb", "mlflow", "tensorboard"):
+        pytest.importorskip(to)
+    out = tmp_path / "out"
+    foreign = [out / place / "mine.txt" for place in (".", "wandb", "mlruns")]
+    for file in foreign:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("precious")
+    {**FILES, **SERVERS}[to](ACCOUNT, Destination(out, dataset="locuslab/TOFU"))
+    assert [file.read_text() for file in foreign] == ["precious"] * len(foreign)
+    found = READERS[to](out)
+    for name, number in ACCOUNT.numbers.items():
+        if number.value is not None:
+            assert found[name] == [number.value, number.low, number.high], name
+    # Nothing about this machine or its user, in any file that could be sent.
+    secret = [str(Path.home()), socket.gethostname(), os.environ.get("USER") or "nobody-at-all"]
+    for file in _sendable(out, to):
+        data = file.read_bytes()
+        assert not [word for word in secret if len(word) > 4 and word.encode() in data], file
+
+
+def _sendable(out: Path, to: str) -> list[Path]:
+    files = [p for p in out.rglob("*") if p.is_file()]
+    if to == "wandb":  # its own logs stay on this machine; the record and the files of a run are what sync sends
+        return [p for p in files if p.suffix == ".wandb" or "files" in p.parts or "data" in p.parts]
+    return [p for p in files if p.name != "meta.yaml"] if to == "mlflow" else files
+
+
+def test_a_card_names_a_data_set_of_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ORG/NAME"):
+        FILES["hub"](ACCOUNT, Destination(tmp_path, dataset="no such form"))
+
+
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -83,6 +177,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def account(run: Path, out: Path) -> RunAccount:
     publish(run, "json", out, online=False, project="", dataset="")
     return msgspec.json.decode((out / "publication.json").read_bytes(), type=RunAccount)
+
+
+def test_an_evaluation_says_all_it_has(runs: dict[str, Path], tmp_path: Path) -> None:
+    made = account(runs["eval"], tmp_path)
+    results = json.loads((runs["eval"] / "TOFU_EVAL.json").read_text())
+    stats = json.loads((runs["eval"] / "TOFU_STATS.json").read_text())
+    for name in ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "mia_loss", "retain_Q_A_Prob"):
+        number = made.numbers[name]
+        assert number.value == results[name]["agg_value"] and number.n == stats[name]["n"]
+        assert [number.low, number.high] == stats[name]["interval"]
+    table = made.tables["TOFU_QA_retain_eval"]
+    assert table.columns[:3] == ("index", "input", "ground_truth") and len(table.rows) == 6
+    column = table.columns.index("retain_Q_A_Prob.prob")
+    rows = results["retain_Q_A_Prob"]["value_by_index"]
+    assert {r[0]: r[column] for r in table.rows} == {i: body["prob"] for i, body in rows.items()}
+    question = json.loads((DATA / "retain.jsonl").read_text().splitlines()[0])["question"]
+    assert table.rows[0][1] == question and made.model == "full" and str(LAB) not in json.dumps(asdict(made))
 
 
 def test_every_kind_has_its_numbers(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def returned() -> dict[str, Any]:
     from vestige.costs.estimate import CostPlan
     from vestige.costs.served import ServedPlan
     from vestige.depth.run import DepthResult
-    from vestige.results.compare import Comparison, Difference
+    from vestige.runs.compare import Comparison, Difference
     from vestige.stress.run import AttackRow
     from vestige.types import Score
     from vestige.unlearn.looks import Look

@@ -18,7 +18,7 @@ from vestige.report.build import RESAMPLES, ReportRequest, build_report, check_r
 from vestige.report.figures import FIGURES, Choice, draw
 from vestige.report.verify import check_report as verified
 from vestige.report.view import Viewer
-from vestige.results.compare import differences, read_stored
+from vestige.runs.compare import differences, read_stored
 from vestige.stress import run as stressing
 from vestige.verdict.rule import TITLES
 

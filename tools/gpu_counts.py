@@ -12,9 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from gpu_paths import PATHS, GpuPath
 from measure import markdown, replace_section

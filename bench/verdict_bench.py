@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from known_models.verdict_models import BenchSettings
-from known_models.verdict_runs import run_bench
+from known_models.verdict_runs import BenchSettings, run_bench
 from measure import replace_section
 from vestige.meta.verdict import bench_json, bench_lines, facts_json, read_bench
 

@@ -139,8 +139,10 @@ def run_in_child(order: dict[str, Any]) -> None:
     """What a measured process does; the tree is on its PYTHONPATH."""
     import torch
 
+    import vestige
     from vestige.cli import main
 
+    assert Path(vestige.__file__).is_relative_to(order["tree"]), vestige.__file__
     torch.set_num_threads(1)
     out = Path(order["out"])
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
@@ -157,7 +159,7 @@ def run_in_child(order: dict[str, Any]) -> None:
 def run_case(case: Case, tree: Path, out: Path) -> dict[str, float]:
     """Processor seconds and peak megabytes of one run."""
     out.mkdir(parents=True)
-    order = json.dumps({"warm": case.warm, "whole": case.whole, "out": str(out)})
+    order = json.dumps({"tree": str(tree), "warm": case.warm, "whole": case.whole, "out": str(out)})
     env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "VESTIGE_CACHE": str(out / "cache")}
     command = [sys.executable, str(Path(__file__).resolve()), "--child", order]
     subprocess.run(command, cwd=out, env=env, check=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import vestige
 from collapse_tools import TINY, golden, history_rows, tiny, tokenizer, turn_rows, write

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import vestige
 from vestige.types import Prompt, Target
 
 Work = Callable[[], Any]
@@ -83,23 +84,10 @@ def tokenizer(folder: Path) -> Any:
 
 def run_eval(folder: Path, out: Path, words: int) -> Any:
     """A whole evaluation in memory; texts are as long as answers (a random model never ends by itself)."""
-    from vestige.engine.config import make_config
-    from vestige.engine.evaluate import evaluate_config
-    from vestige.models.load import wrap_model
-
     read = tokenizer(folder)
     model = llama(vocab=len(read))
     long = [f"+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.max_new_tokens={2 * words}"]
-    ask = {
-        "model": "in-memory",
-        "data": str(folder),
-        "out": str(out),
-        "metrics": METRICS,
-        "progress": False,
-        "overrides": long,
-    }
-    run, loaded = make_config(**ask), wrap_model(model, read)
-    return lambda: evaluate_config(run, loaded)
+    return lambda: vestige.evaluate(model, tokenizer=read, data=folder, out=out, metrics=METRICS, overrides=long)
 
 
 def evaluation(rows: int = 4, words: int = 16) -> Work:

@@ -30,7 +30,6 @@ PARTS = {
             "collapse",
             "depth",
             "engine",
-            "integrations",
             "lab",
             "meta",
             "results",

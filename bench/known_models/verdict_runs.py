@@ -20,9 +20,9 @@ import vestige
 from vestige.lab.corpus import Sizes, make_corpus
 from vestige.lab.models import LabSettings, ensure_built
 from vestige.meta.verdict import TRUTH
+from vestige.runs.files import write_json
 from vestige.runs.manifest import is_whole
 from vestige.show.progress import hushed
-from vestige.store.files import write_json
 from vestige.stress.run import Stress, stress
 from vestige.unlearn.loop import Training
 

@@ -38,6 +38,8 @@ from measure import circumstances, markdown, measured_memory
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 LAB, DIFFUSION = GOLDEN / "lab", GOLDEN / "lab_diffusion"
 SAMPLER = "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
+# Keys of results that differ between any two runs: when, how long, and where.
+VARYING = ("created", "elapsed_sec", "sec_per_evaluable", "timing_s", "s1_cache")
 TOLERANCE = 0.05  # how much longer the new tree may take
 HEAD = ("case", "old, CPU s", "new, CPU s", "new / old", "old, peak MB", "new, peak MB", "result files")
 
@@ -184,6 +186,8 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, float
     """(where, how much) for everything in which two results differ; infinite for keys, texts and lengths."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
+            if key.startswith(VARYING):
+                continue
             if key in old and key in new:
                 yield from differences(old[key], new[key], f"{path}/{key}")
             else:

@@ -240,14 +240,14 @@ def test_odd_texts_have_numbers(tmp_path: Path) -> None:
 
 @one_test("word", ["eval=3.5", "model=nan", "eval=[1,2]"])
 def test_a_group_takes_a_name(word: str) -> None:
-    """Found by a campaign of tools/fuzz.py."""
+    """Found by fuzzing."""
     with pytest.raises(UserError, match="write GROUP=NAME"):
         compose_runs([word, "task_name=t"])
 
 
 @one_test("word", ["seed=None", "seed=1e999", "seed=-1", "seed=true"])
 def test_a_seed_is_a_whole_number(word: str) -> None:
-    """Found by a campaign of tools/fuzz.py."""
+    """Found by fuzzing."""
     with pytest.raises(UserError, match="seed"):
         compose_runs([*WORDS, word])
     assert attempt(TARGETS["training_words"], word.encode()) is None

@@ -5,7 +5,7 @@
 PYTHON is that of an environment with vLLM (`make engines` makes .venv-engines); DIR has TOFU's own files. The server
 is started here, on loopback, in float32. Both sides score every answer of TOFU's default set and write every text,
 greedily, in turn; tokens are as the server counts them (its /metrics). Seconds are by the clock, of requests and their
-answers; last comes vestige with the same checkpoint in this process. `--write` puts the rows into docs/servers.md.
+answers; last comes vestige with the same checkpoint in this process. `--write` puts the rows into docs/sweep.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vestige.data.chat import Encoder, Template
 from vestige.models.load import ModelArgs, load_tokenizer
 from vestige.numeric import counted
 
-PAGE = Path(__file__).parent.parent / "docs" / "servers.md"
+PAGE = Path(__file__).parent.parent / "docs" / "sweep.md"
 OPEN, CLOSE = "<!-- served table: written by bench/servers.py -->", "<!-- /served table -->"
 SPOKEN = ("forget", "retain", "real_authors", "world_facts")  # splits whose questions are answered in text
 NEW_TOKENS = 200  # as TOFU generates
@@ -254,7 +254,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=20, help="per split")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--label", help="what the page calls the model")
-    parser.add_argument("--write", action="store_true", help="into docs/servers.md")
+    parser.add_argument("--write", action="store_true", help="into docs/sweep.md")
     args = parser.parse_args()
     label = args.label or args.model.name
     sides: dict[str, list[Outcome]] = {n: [] for n in (HARNESS, SERVED, HERE)}

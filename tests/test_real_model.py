@@ -1,4 +1,4 @@
-"""docs/real_model.md walked through on the lab: the page's own commands, a few rows, a tiny model."""
+"""docs/lab.md walked through on the lab: the page's own commands, a few rows, a tiny model."""
 
 from __future__ import annotations
 

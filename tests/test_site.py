@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from vestige.cli import parser
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -40,6 +42,13 @@ def test_every_link_leads_to_a_file_and_a_heading(site: Path) -> None:
             assert re.search(rf"""id=["']{re.escape(anchor)}["']""", texts[file]), f"{name}: {file}#{anchor}"
 
 
+def test_every_flag_of_every_verb_is_shown(site: Path) -> None:
+    page = (site / "flags.html").read_text(encoding="utf-8")
+    verbs = parser().verbs
+    assert [verb for verb in verbs if f">vestige {verb}<" not in page] == []
+    assert [f for f in sorted({f for verb in verbs.values() for f in verb.options}) if f not in page] == []
+
+
 def test_the_search_works_from_disk(site: Path) -> None:
     """The index is a script, not something to be fetched: browsers refuse that to pages opened as files."""
     index = (site / "searchindex.js").read_text(encoding="utf-8")
@@ -69,6 +78,7 @@ def test_only_what_the_last_build_wrote_is_removed(tmp_path: Path, monkeypatch: 
         page.write_text(f"# {name}\n")
     monkeypatch.setattr(module, "find_pages", lambda: pages)
     monkeypatch.setattr(module, "reference", lambda: "# Reference\n")
+    monkeypatch.setattr(module, "flags", lambda: "# Flags\n")
     monkeypatch.setattr(module, "metric_pages", lambda: {module.INDEX: "# Every metric\n"})
     module.build(out)
     (out / "notes.txt").write_text("years of work")

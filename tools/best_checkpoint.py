@@ -1,7 +1,7 @@
 """Which checkpoint the default rule picks: the lab's unlearning runs, watched epoch by epoch, over several seeds.
 
     python tools/best_checkpoint.py run OUT [--seeds 1,2]   # labs and trainings; what is there already stays
-    python tools/best_checkpoint.py docs OUT                # the table in docs/watch.md
+    python tools/best_checkpoint.py docs OUT                # the table in docs/unlearn.md
 
 Two runs per seed, both by `vestige unlearn --retain-logs`: one with settings like the lab's (NPO), and one that goes on
 far too long (GradAscent), which over-forgets at its end. The seed decides corpus, models and the order of rows.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "watch.md"
+PAGE = ROOT / "docs" / "unlearn.md"
 START, END = "<!-- best checkpoints: written by tools/best_checkpoint.py -->", "<!-- end of best checkpoints -->"
 SEEDS = (1, 2, 3, 4, 5)
 METRICS = "forget_Q_A_Prob,extraction_strength,retain_Q_A_Prob"
@@ -87,7 +87,7 @@ def picked(out: Path, seed: int, run: str) -> Picked:
 
 
 def table(found: list[Picked]) -> str:
-    """What docs/watch.md shows between its two marks."""
+    """What docs/unlearn.md shows between its two marks."""
     lines = ["| run | seed | best epoch | score | share | verdict | last epoch | share | verdict |", "|" + "---|" * 9]
     for p in found:
         best, last = p.best, p.last

@@ -1,6 +1,6 @@
 """Falsified answers: 100 seeded runs against a server that lies in 1 % of its answers; how many lies are noticed?
 
-    PYTHONPATH=src:tests python tools/falsified.py [RUNS]      writes the table into docs/servers.md
+    PYTHONPATH=src:tests python tools/falsified.py [RUNS]      writes the table into docs/sweep.md
 
 The server is tests/serve_tools.py on the golden lab, asked without HTTP. A lie changes one sequence of an answer; the
 form stays right. Noticed means: the run is refused, or the manifest has a note.
@@ -28,7 +28,7 @@ from vestige.types import Target
 
 SHARE, ROWS = 0.01, 12
 BEGIN, END = "<!-- falsified: written by tools/falsified.py -->", "<!-- /falsified -->"
-PAGE = Path(__file__).parent.parent / "docs" / "servers.md"
+PAGE = Path(__file__).parent.parent / "docs" / "sweep.md"
 
 
 class Lying:

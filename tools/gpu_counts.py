@@ -1,7 +1,7 @@
-"""Writes the table of docs/gpu.md: what each way through a model would make a GPU wait for, counted on pretend tensors.
+"""Writes the table of GPUs in docs/bench.md: what each way through a model makes a GPU wait for, on pretend tensors.
 
     python tools/gpu_counts.py           prints it
-    python tools/gpu_counts.py --write   puts it into docs/gpu.md, between the markers
+    python tools/gpu_counts.py --write   puts it into docs/bench.md, between the markers
 
 The counts are exact and the same on every machine; tests/test_gpu.py holds them to their budgets.
 """
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from gpu_paths import PATHS, GpuPath
 from pretend_gpu import on_gpu, pretending
 
-PAGE = Path(__file__).parent.parent / "docs" / "gpu.md"
+PAGE = Path(__file__).parent.parent / "docs" / "bench.md"
 OPEN, CLOSE = "<!-- gpu counts: written by tools/gpu_counts.py -->", "<!-- /gpu counts -->"
 HEAD = (
     "path", "unit", "units", "synchronisations", "of them in transformers", "copies to the host",
@@ -39,7 +39,7 @@ def section() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="into docs/gpu.md")
+    parser.add_argument("--write", action="store_true", help="into docs/bench.md")
     table = section()
     if parser.parse_args().write:
         text = PAGE.read_text(encoding="utf-8")

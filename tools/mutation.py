@@ -6,8 +6,7 @@
     mutant:   a forked child puts one fault in and runs the tests that reach its statement, quickest first
 
 A mutant that no test notices survives and is printed with its line. Survivors are either equivalent (no input tells
-them apart) or a test is missing; docs/mutation.md says which. Time is counted in CPU seconds, so that a busy machine
-gives the same table.
+them apart) or a test is missing. Time is counted in CPU seconds, so that a busy machine gives the same table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands of docs/real_model.md, run one after the other, with what each costs and the table that the page shows.
+"""The commands of docs/lab.md, run one after the other, with what each costs and the table that the page shows.
 
     python tools/real_model.py BASE_MODEL DIR OUT [--steps 1,2] [--write]
 
@@ -26,7 +26,7 @@ from typing import Any
 from vestige.numeric import number
 from vestige.show.tables import table
 
-PAGE = Path(__file__).parent.parent / "docs" / "real_model.md"
+PAGE = Path(__file__).parent.parent / "docs" / "lab.md"
 MARK = "<!-- not run: a real model; tools/real_model.py runs these -->"
 MODELS = ("full", "retain", "npo")
 SHOWN = (

@@ -159,7 +159,7 @@ def test_all_steps_at_once_say_what_single_steps_say(
 
 @pytest.fixture
 def plain_loss() -> None:
-    """A plug-in's handler in the form of docs/plugins.md: it knows one state of a model, not an axis."""
+    """A plug-in's handler in the form of docs/howto.md: it knows one state of a model, not an axis."""
 
     @handler("plain_loss", wants_answers)
     def plain_loss(inputs: Inputs) -> Score:

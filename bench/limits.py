@@ -1,6 +1,6 @@
 """Where the time of three kinds of work goes: how much of it is matrix products, at what rate, and what that leaves.
 
-    python bench/limits.py --model DIR --tofu DIR [--rows 8]      ... --write: into docs/bench.md
+    python bench/limits.py --model DIR --tofu DIR [--rows 8]
 
 Time inside matrix products can only be shortened by fewer tokens or a faster product. So the share says how far each
 kind of work is from its limit on this processor, and the rate how fast the products are beside one large product.
@@ -24,13 +24,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import collapse
 import depth
-from table import circumstances, markdown, put
+from table import circumstances, markdown
 from tofu import bare_forwards, real_rows, write_rows
 from vestige.collect.cross import CrossScorer
 from vestige.collect.patch import make_plan
 from vestige.models.load import ModelArgs, load_model
 
-OPEN, CLOSE = "<!-- limits table -->", "<!-- /limits table -->"
 HEAD = ("work", "CPU s", "in matrix products, %", "in attention, %", "products, GF/s", "of one large product's rate, %")
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 ATTENTION = ("aten::_scaled_dot_product_flash_attention_for_cpu",)
@@ -91,15 +90,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--tofu", type=Path, required=True, help="directory with TOFU's own files")
     parser.add_argument("--rows", type=int, default=8, help="rows of each split")
-    parser.add_argument("--write", action="store_true", help="into docs/bench.md")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = measured(args.model.resolve(), args.tofu, args.rows)
     said = circumstances("; by torch's profiler")
     section = f"{said}\n\n{markdown(HEAD, rows)}"
     print(section)
-    if args.write:
-        put(section, OPEN, CLOSE)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     python bench/precision.py --model DIR --data DIR            prints it
     python bench/precision.py --model DIR --tofu DIR --limit 5  TOFU's own files
-    ... --write                                                 puts it into docs/bench.md
 
 Both are whole commands on one thread, in turn. The numbers of bfloat16 are right for a model that was trained or is
 served in bfloat16; beside float32 they show what its rounding does to each metric, row by row.
@@ -22,10 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import crowded, machine
 from peers import Side, our_python, our_source, spread, started
-from table import markdown, put, today
+from table import markdown, today
 from tofu import real_rows, worst, write_rows
 
-OPEN, CLOSE = "<!-- precision table -->", "<!-- /precision table -->"
 DTYPES = ("float32", "bfloat16")
 
 
@@ -70,7 +68,6 @@ def main() -> None:
     parser.add_argument("--tofu", type=Path, help="or TOFU's own files")
     parser.add_argument("--limit", type=int, default=5, help="rows of each split of --tofu")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="into docs/bench.md")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         scratch = Path(place)
@@ -89,8 +86,6 @@ def main() -> None:
     head = ("metric", "float32", "bfloat16", "change", "largest relative change of a row's number")
     section = f"{said}\n\n{markdown(head, moved(found))}"
     print(section)
-    if args.write:
-        put(section, OPEN, CLOSE)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python bench/startup.py                  the main commands on the golden lab, each in a fresh process
     python bench/startup.py --only score     one of them (and those it needs)
     python bench/startup.py --model DIR --data DIR --repeat 1     some of them on a checkpoint and rows of your own
-    python bench/startup.py --who            who imports the heavy libraries in an `eval`; written into docs/bench.md
+    python bench/startup.py --who            who imports the heavy libraries in an `eval`
 
 Seconds are processor seconds on one thread, the least of --repeat. `imports` are outermost import statements, other
 people's libraries nearly all of it; `forwards` are outermost calls of torch modules.
@@ -108,8 +108,6 @@ HEAVY = (
     "numpy", "torch", "transformers", "hydra", "scipy", "scipy.optimize", "accelerate", "transformers.modeling_utils",
     "torch.distributed.tensor", "torch._dynamo", "pandas", "sklearn", "datasets", "peft", "matplotlib",
 )  # fmt: skip
-PAGE = Path(__file__).parent.parent / "docs" / "bench.md"
-OPEN, CLOSE = "<!-- imports: written by bench/startup.py --who -->", "<!-- /imports -->"
 
 
 class Who:
@@ -189,14 +187,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--who", action="store_true", help="who imports the heavy libraries; goes into docs/bench.md")
+    parser.add_argument("--who", action="store_true", help="who imports the heavy libraries")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.who:
-        before, rest_ = PAGE.read_text(encoding="utf-8").split(OPEN, 1)
-        table = who()
-        PAGE.write_text(f"{before}{OPEN}\n{table}\n{CLOSE}{rest_.split(CLOSE, 1)[1]}", encoding="utf-8")
-        print(table)
+        print(who())
         return
     if args.child:
         words, note = json.loads(args.child)

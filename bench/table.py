@@ -55,7 +55,7 @@ NO_PEER = {
 }
 ORDER = ("eval", "depth", "trajectory", "collapse", "ROUGE", "statistics", "meta-evaluation", *NO_PEER)
 HEAD = (
-    "capability", "beside", "times faster", "the same numbers?", "over bare forwards", "peak memory",
+    "capability", "compared with", "times faster", "the same numbers?", "over bare forwards", "peak memory",
     "growth per doubling",
 )  # fmt: skip
 

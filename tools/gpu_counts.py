@@ -21,7 +21,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "bench.md"
 OPEN, CLOSE = "<!-- gpu counts: written by tools/gpu_counts.py -->", "<!-- /gpu counts -->"
 HEAD = (
     "path", "unit", "units", "synchronisations", "of them in transformers", "copies to the host",
-    "copies to the device, not waited for", "budget per unit", "budget beside them",
+    "copies to the device, not waited for", "budget per unit", "further budget",
 )  # fmt: skip
 
 

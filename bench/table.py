@@ -232,7 +232,7 @@ def main() -> int:
     section = page(found)
     print(section)
     if args.write:
-        put(section)
+        put(section.split("\n### Growth")[0].rstrip())  # growth in detail and single commands are only printed
     return 0 if found.good() else 1
 
 

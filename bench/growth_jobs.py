@@ -116,7 +116,7 @@ def finished(rows: int, words: int = 12, copies: int = 1) -> list[Path]:
 
 
 def rescoring(rows: int = 4) -> Work:
-    from vestige.results.rescore import rescore
+    from vestige.runs.evaluation import rescore
 
     run = finished(rows)[0]
     return lambda: rescore(run)

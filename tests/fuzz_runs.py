@@ -74,11 +74,10 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
 
     def run(data: bytes, place: Path) -> None:
         from vestige.report.build import ReportRequest, build_report
-        from vestige.results.compare import compare
-        from vestige.results.published import published
-        from vestige.results.rescore import rescore
-        from vestige.results.verify import verify
-        from vestige.results.why import explain_difference as diff
+        from vestige.runs.compare import compare, published
+        from vestige.runs.compare import explain_difference as diff
+        from vestige.runs.evaluation import rescore
+        from vestige.runs.verify import verify
 
         home = place / "run"
         shutil.copytree(finished_run(), home)

@@ -17,8 +17,8 @@ from vestige.meta.axes import guarded_mean, plain_mean
 from vestige.metrics.depth import LayerScore, weighted
 from vestige.metrics.memorisation import loss
 from vestige.metrics.trajectory import distribution
+from vestige.runs.files import write_json
 from vestige.stats import bootstrap, vectors
-from vestige.store.files import write_json
 from vestige.suites import handlers  # noqa: F401 - registers them
 from vestige.suites.handlers.common import mean_score, row_mean
 from vestige.suites.spec import Named, read_suite

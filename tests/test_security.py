@@ -29,7 +29,7 @@ from vestige.errors import UserError
 from vestige.results.imports import import_file
 from vestige.runs.directory import open_run, write_bytes
 from vestige.runs.evidence import remove_evidence
-from vestige.store.files import write_json
+from vestige.runs.files import write_json
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
 WORDS = ["model=local", "model.model_args.pretrained_model_name_or_path=m"]
@@ -61,6 +61,8 @@ def test_the_source_opens_no_door() -> None:
         if file == "isolation.py":  # it reads no file: what a fork of this process hands back, and a fixed program
             continue
         name = call.split("(")[0]
+        if file == "adapters/plugins.py" and name == "exec":  # a plug-in is a program that the user names with --plugin
+            continue
         assert name not in ("eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"), (
             file,
             call,

@@ -19,9 +19,9 @@ from vestige.depth.run import depth_run
 from vestige.engine.config import RunConfig, make_config
 from vestige.engine.evaluate import evaluate_config
 from vestige.meta.verdict import TRUTH
+from vestige.runs.files import write_json
 from vestige.runs.manifest import is_whole
 from vestige.show.progress import hushed
-from vestige.store.files import write_json
 from vestige.stress.run import Stress, stress
 
 METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "mia_min_k", "mia_loss", "model_utility")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # these import torch or numpy; help() is instant without them
     from vestige.costs.estimate import CostPlan
     from vestige.costs.served import ServedPlan
     from vestige.depth.run import DepthResult
-    from vestige.results.compare import Comparison
+    from vestige.runs.compare import Comparison
     from vestige.runs.result import Result
     from vestige.stress.run import AttackRow
 
@@ -290,7 +290,7 @@ def load_run(run: RunPath) -> Result:
 
     The numbers are those of the result files; a file that has changed since the run was finished is refused.
     """
-    from vestige.results.load import load_outcome
+    from vestige.runs.evaluation import load_outcome
     from vestige.runs.result import Result
 
     load_plugin_files(())
@@ -314,7 +314,7 @@ def score(
     `changes` maps metric -> setting -> value. Another definition gets a folder of its own below the run (scores/NAME),
     so that the run's files keep meaning what its manifest says. `cluster` changes the run's own intervals from then on.
     """
-    from vestige.results.rescore import rescore
+    from vestige.runs.evaluation import rescore
     from vestige.runs.result import Result
 
     load_plugin_files(())
@@ -343,7 +343,7 @@ def compare_runs(
 
     Runs are directories, result files or Results, also those that are not on disk.
     """
-    from vestige.results.compare import compare
+    from vestige.runs.compare import compare
     from vestige.runs.result import Result
 
     load_plugin_files(())

@@ -323,7 +323,7 @@ def score(
     plugin: Plugin = (),
 ) -> int:
     from vestige.guard import parse_yaml
-    from vestige.store.kinds import Rescoring, score_run
+    from vestige.runs.run import Rescoring, score_run
 
     load_plugin_files(plugin)
     settings: dict[str, dict[str, Any]] = {}
@@ -789,10 +789,10 @@ def compare(
     accept_mixture: AcceptMixture = False,
     plugin: Plugin = (),
 ) -> int:
-    from vestige.results.compare import compare as compare_paths
+    from vestige.runs.compare import compare as compare_paths
 
     if runs[-1] == "published":  # a run next to printed figures
-        from vestige.results.published import published
+        from vestige.runs.compare import published
 
         print(published(Path(runs[0])))
         return 0
@@ -809,7 +809,7 @@ def compare(
     notes={"metrics": "default: all that both have", "rows": "default: 3"},
 )
 def diff(run_a: FirstRun, run_b: SecondRun, *, metrics: Metrics = None, rows: RowsShown = 3) -> int:
-    from vestige.results.why import explain_difference
+    from vestige.runs.compare import explain_difference
 
     chosen = None if metrics == "all" else name_list(metrics)
     print(explain_difference(Path(run_a), Path(run_b), rows, chosen))
@@ -1035,8 +1035,8 @@ def view(
     notes={"runs": "archives or report directories too"},
 )
 def verify(runs: RunWords, *, hashes_only: HashesOnly = False, plugin: Plugin = ()) -> int:
-    from vestige.results.verify import show
-    from vestige.results.verify import verify as verify_path
+    from vestige.runs.verify import show
+    from vestige.runs.verify import verify as verify_path
     from vestige.show.progress import hushed
 
     load_plugin_files(plugin)

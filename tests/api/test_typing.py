@@ -39,7 +39,7 @@ def returned() -> dict[str, Any]:
     from vestige.costs.estimate import CostPlan
     from vestige.costs.served import ServedPlan
     from vestige.depth.run import DepthResult
-    from vestige.results.compare import Comparison, Difference
+    from vestige.runs.compare import Comparison, Difference
     from vestige.stress.run import AttackRow
     from vestige.types import Score
     from vestige.unlearn.looks import Look
@@ -55,7 +55,7 @@ def names() -> dict[str, Any]:
     import transformers
 
     theirs = {n: getattr(transformers, n) for n in ("TrainerControl", "TrainerState", "TrainingArguments")}
-    return {**returned(), **theirs, "DataFrame": pandas.DataFrame}
+    return {**returned(), **theirs, "DataFrame": pandas.DataFrame, "Result": vestige.Result}
 
 
 def holds_any(hint: Any) -> bool:

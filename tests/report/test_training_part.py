@@ -12,7 +12,7 @@ from vestige.errors import UserError
 from vestige.report.build import ReportRequest, assemble, check_report
 from vestige.report.gather import gather
 from vestige.report.page import render_page
-from vestige.store.kinds import kind, kind_of
+from vestige.runs.run import kind, kind_of
 
 
 def look(step: int, prob: float | None, share: float | None, score: float | None, why: str = "") -> dict[str, Any]:

@@ -17,8 +17,8 @@ from loops import one_test
 from staleness_tools import forwards
 from vestige.cli import main
 from vestige.errors import UserError
+from vestige.runs import run as kinds
 from vestige.runs.manifest import is_whole
-from vestige.store import kinds
 
 MODELS, DATA = LAB / "models", LAB / "data"
 WITH_EVIDENCE, WITHOUT = ("eval", "depth", "depths", "collapse"), ("stress", "meta", "train")

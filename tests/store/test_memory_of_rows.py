@@ -12,7 +12,7 @@ import pytest
 
 from vestige.data.chat import TOGETHER, Encoder, Template
 from vestige.io import in_order, json_pieces
-from vestige.store.files import write_json, write_packed
+from vestige.runs.files import write_json, write_packed
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ from vestige.engine import stored
 from vestige.engine.config import make_config
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.scores import Reference
-from vestige.store.kinds import read_manifest
-from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
-from vestige.suites.registry import HANDLERS, Inputs, handler
-from vestige.types import BAD_LOGITS, Score, Trace
+from vestige.runs.run import read_manifest
+from vestige.suites.registry import HANDLERS, Inputs
+from vestige.types import BAD_LOGITS, Trace
 
 DATA = Path(__file__).parents[1] / "golden" / "lab" / "data"
 KEY = "eval.tofu_trajectory.metrics.trajectory_metrics"
@@ -155,6 +154,7 @@ def test_all_steps_at_once_say_what_single_steps_say(
         assert same(together[part], apart[part]), part
     if passes:
         assert BAD_LOGITS in json.dumps(together) or None in together["agg_value"]["full"]["steps"]["probability"]
+<<<<<<< HEAD
 
 
 @pytest.fixture
@@ -186,3 +186,5 @@ def test_a_handler_that_knows_no_axis_is_called_at_each_step(bert: Path, tmp_pat
             assert curves["plain_loss"] == pytest.approx(curves["loss"], rel=1e-12)
             assert curves["theirs"] == pytest.approx(curves["ours"], rel=1e-9)
             assert len(set(curves["ours"])) > 1
+=======
+>>>>>>> main

@@ -24,8 +24,8 @@ from vestige.errors import UserError
 from vestige.io import DamagedError, decode
 from vestige.isolation import isolated
 from vestige.runs.directory import install, scratch
+from vestige.runs.files import write_json
 from vestige.runs.manifest import is_whole, sha256, versions
-from vestige.store.files import write_json
 from vestige.stress.attacks import attack_named
 from vestige.stress.run import make_stress, stress
 from vestige.types import content_key

@@ -19,9 +19,9 @@ from vestige.errors import UserError
 from vestige.metrics.collapse import row_table
 from vestige.models.load import LoadedModel
 from vestige.runs.directory import write_bytes
+from vestige.runs.files import write_json
 from vestige.runs.manifest import manifest
 from vestige.secrets import masked
-from vestige.store.files import write_json
 
 if TYPE_CHECKING:
     from vestige.collapse.run import CollapseAsk, CollapseReport

@@ -1,4 +1,4 @@
-"""Collapse runs as a kind of run: scored again and checked from their cross matrices. See store/kinds.py."""
+"""Collapse runs as a kind of run: scored again and checked from their cross matrices. See runs/run.py."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 
 from vestige.collapse.detector import CollapseSettings, numbers_of
-from vestige.io import damaged
+from vestige.io import damaged, number
 from vestige.metrics.collapse import LABELS, Cross, Ema, row_table, verdict
 from vestige.runs.directory import open_run, write_bytes
+from vestige.runs.files import read_ours, write_json
 from vestige.runs.manifest import Manifest
-from vestige.schema import misfit, number
-from vestige.store.files import read_ours, write_json
-from vestige.store.findings import Finding, compared
-from vestige.store.forms import Collapse, CollapseRow
-from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
+from vestige.runs.run import Finding, Kind, Reader, Rescoring, RunSource, compared
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 
 # In the order they were computed in: the running means advance with each.
@@ -59,10 +56,7 @@ def _again(path: Path, body: Mapping[str, Any]) -> Iterator[CollapseAgain]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     file = path / "rows.jsonl"
-    rows = [json.loads(line) for line in file.read_text("utf-8", "surrogatepass").splitlines() if line]
-    if words := misfit(rows, list[CollapseRow]):
-        raise damaged(file, words)
-    return rows
+    return [json.loads(line) for line in file.read_text("utf-8", "surrogatepass").splitlines() if line]
 
 
 def _mine(rows: list[dict[str, Any]], again: CollapseAgain) -> list[dict[str, Any]]:
@@ -70,7 +64,7 @@ def _mine(rows: list[dict[str, Any]], again: CollapseAgain) -> list[dict[str, An
 
 
 def _check(path: Path, manifest: Manifest | None) -> Iterator[Finding]:
-    body = read_ours(path / "metrics.json", Collapse)
+    body = read_ours(path / "metrics.json", dict[str, Any])
     rows = _rows(path)
     repair = f"`vestige score {path}` writes it again."
     for again in _again(path, body):
@@ -87,7 +81,7 @@ def _score(path: Path, how: Rescoring) -> str:
 
     how.refuse("collapse")
     with open_run(path, "collapse") as run:
-        body, rows = read_ours(path / "metrics.json", Collapse), _rows(path)
+        body, rows = read_ours(path / "metrics.json", dict[str, Any]), _rows(path)
         shown = []
         for again in _again(path, body):
             again.step["metrics"].update(again.numbers)
@@ -119,13 +113,13 @@ def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
 
 def _values(path: Path) -> dict[str, Any]:
     """The last step's numbers, without times."""
-    steps = read_ours(path / "metrics.json", Collapse)["steps"]
+    steps = read_ours(path / "metrics.json", dict[str, Any])["steps"]
     return {k: v for k, v in (steps[-1]["metrics"] if steps else {}).items() if not k.startswith("timing_s/")}
 
 
 def _account(path: Path) -> RunAccount:
     """Every number along the training steps, the last step's as the run's own, and the rows."""
-    body = read_ours(path / "metrics.json", Collapse)
+    body = read_ours(path / "metrics.json", dict[str, Any])
     steps = sorted(body["steps"], key=lambda s: s["step"])
     names = [n for n in dict.fromkeys(n for s in steps for n in s["metrics"]) if not n.startswith("timing_s/")]
     names = [n for n in names if not n.endswith(("_ci_low", "_ci_high"))]

@@ -20,15 +20,14 @@ from vestige.collect.backend import Cost
 from vestige.configs.compose import compose_config, composing
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError, unknown_name
-from vestige.io import damaged, json_text, write_file
+from vestige.io import damaged, json_text, misfit, write_file
 from vestige.metrics.collapse import LABELS
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.numeric import number
 from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_output
+from vestige.runs.files import read_ours
 from vestige.runs.manifest import MANIFEST
-from vestige.schema import misfit
 from vestige.show.tables import table
-from vestige.store.files import read_ours
 
 OFF_POLICY = "these numbers are about the model that wrote the rollouts only if it is this one"
 EVIDENCE = "evidence"

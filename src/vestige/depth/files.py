@@ -12,7 +12,7 @@ from typing import Any
 from vestige.data.spans import Span, Tokens
 from vestige.depth.scores import ExampleDepth, exact_match, status
 from vestige.runs.directory import write_bytes
-from vestige.store.files import write_json
+from vestige.runs.files import write_json
 from vestige.types import BAD_LOGITS
 
 COLUMNS = (

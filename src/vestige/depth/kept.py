@@ -19,7 +19,7 @@ from vestige.depth.files import record
 from vestige.depth.scores import cluster_facts, cluster_of, examples_of, model_depth, profile
 from vestige.io import damaged
 from vestige.runs.evidence import EvidenceFolder
-from vestige.store.files import read_packed, write_packed
+from vestige.runs.files import read_packed, write_packed
 from vestige.types import Grouping, TokenStats
 
 KEPT = "depth.json.gz"

@@ -1,4 +1,4 @@
-"""Depth runs as a kind of run: scored again and checked from their patched evidence. See store/kinds.py."""
+"""Depth runs as a kind of run: scored again and checked from their patched evidence. See runs/run.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 from vestige.depth.files import detailed, table_of, write_results
 from vestige.depth.kept import KEPT, DepthAgain, score_again
 from vestige.errors import UserError
+from vestige.io import number
 from vestige.runs.directory import open_run
+from vestige.runs.files import read_ours, write_json
 from vestige.runs.manifest import Manifest
-from vestige.schema import number
-from vestige.store.files import read_ours, write_json
-from vestige.store.findings import Finding, compared
-from vestige.store.forms import DepthSummary
-from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
+from vestige.runs.run import Finding, Kind, Reader, Rescoring, RunSource, compared
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 
 MISSING = "evidence/{file} is not there"
@@ -99,9 +97,8 @@ def _values(path: Path) -> dict[str, Any]:
     """The score and the baselines, by the names that other tables use; of several models each under its folder."""
     body = read_ours(path / "summary.json", dict[str, Any])
     if "avg_uds" in body:
-        return _numbers(read_ours(path / "summary.json", DepthSummary))
-    several = read_ours(path / "summary.json", dict[str, DepthSummary])
-    return {f"{model}/{name}": value for model, one in several.items() for name, value in _numbers(one).items()}
+        return _numbers(body)
+    return {f"{model}/{name}": value for model, one in body.items() for name, value in _numbers(one).items()}
 
 
 def _numbers(summary: Any) -> dict[str, Any]:
@@ -116,7 +113,7 @@ def _account(path: Path) -> RunAccount:
     curves: dict[str, RunCurve] = {}
     tables: dict[str, RunTable] = {}
     for place in places:
-        summary = read_ours(path / place / "summary.json", DepthSummary)
+        summary = read_ours(path / place / "summary.json", dict[str, Any])
         front = f"{place}/" if place else ""
         low, high = summary.get("interval") or (None, None)
         for name, value in _numbers(summary).items():

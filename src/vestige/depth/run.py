@@ -30,11 +30,11 @@ from vestige.models.load import is_diffusion, load_tokenizer
 from vestige.models.quantised import check_low_precision
 from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_output
 from vestige.runs.evidence import EvidenceFolder
+from vestige.runs.files import write_json
 from vestige.runs.manifest import MANIFEST, manifest
 from vestige.runs.patched import PatchSettings, PatchSource, collect_patched, patched_folder
 from vestige.runs.team import Team, team
 from vestige.secrets import masked
-from vestige.store.files import write_json
 from vestige.types import TokenStats
 
 

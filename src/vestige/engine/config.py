@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, get_type_hints
+from types import GenericAlias
+from typing import Any, get_type_hints
 
 from vestige.adapters import HARNESSES
 from vestige.configs.compose import (
@@ -27,9 +28,9 @@ from vestige.configs.compose import (
 )
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
+from vestige.io import decode_data
 from vestige.metrics.dialects import get_dialect
 from vestige.options import name_everywhere, setting_types, settings_of
-from vestige.schema import check_form
 from vestige.suites.postprocess import check_postprocess
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
 
@@ -224,29 +225,12 @@ def for_hydra(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:
     return out, listed
 
 
-class _ModelForm(TypedDict, total=False):
-    model_args: dict[str, Any] | None
-    tokenizer_args: dict[str, Any] | None
-    template_args: dict[str, Any] | None
-
-
-class _DataForm(TypedDict, total=False):
-    local: dict[str, Any] | str | None
-    missing: str | None
-
-
-class _EvalForm(TypedDict, total=False):
-    handler: str | None
-    output_dir: str | None
-
-
-class _Composed(TypedDict, total=False):
-    """The parts of a composed configuration that are read as they are; metrics have a form of their own."""
-
-    model: _ModelForm
-    eval: _EvalForm
-    data: _DataForm | None
-    stats: dict[str, Any] | None
+# The parts of a composed configuration that are read as they are, by part and key; metrics are checked by their suite.
+_READ_AS_THEY_ARE: dict[str, dict[str, Any]] = {
+    "model": {"model_args": dict[str, Any], "tokenizer_args": dict[str, Any], "template_args": dict[str, Any]},
+    "eval": {"handler": str, "output_dir": str},
+    "data": {"local": dict[str, Any] | str, "missing": str},
+}
 
 
 def _run(
@@ -352,7 +336,14 @@ def _checked(cfg: Any, name: str) -> tuple[dict[str, Any], dict[str, Any], dict[
         if key in cfg:
             part = cfg.get(key)
             rest[key] = OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part
-    check_form({"model": model, "eval": settings, **rest}, _Composed, "The configuration", "correct that setting")
+    for part, body in {"model": model, "eval": settings, **rest}.items():
+        if body is None:
+            continue
+        decode_data({part: body}, dict[str, dict[str, Any]], "The configuration", "correct that setting")
+        for key, expected in _READ_AS_THEY_ARE.get(part, {}).items():
+            setting = {part: {key: body.get(key)}}
+            form: Any = GenericAlias(dict, (str, GenericAlias(dict, (str, expected | None))))
+            decode_data(setting, form, "The configuration", "correct that setting")
     if not (model.get("model_args") or {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
     for key in list(settings):  # what another suite looked up here

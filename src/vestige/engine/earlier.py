@@ -20,8 +20,8 @@ from vestige.errors import UserError
 from vestige.io import DamagedError
 from vestige.runs.directory import RunDirectory, is_listed, listed_files, remove
 from vestige.runs.manifest import config_json, read_run, refuse_other_kind
+from vestige.runs.run import read_manifest
 from vestige.secrets import expand
-from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import FROM_CODE
 from vestige.suites.spec import Named, read_suite
 

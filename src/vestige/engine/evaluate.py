@@ -43,11 +43,11 @@ from vestige.models.tokenizer import tokenizer_facts
 from vestige.runs.collect import Collector
 from vestige.runs.directory import open_run, refuse_input_in_output, temporary, write_bytes
 from vestige.runs.evidence import remove_evidence
+from vestige.runs.files import result_file, save_rows, write_results
 from vestige.runs.manifest import MANIFEST, clusters_json, config_json, manifest
+from vestige.runs.run import mixtures, number_of
 from vestige.runs.team import team
 from vestige.secrets import without_secrets
-from vestige.store.comparable import mixtures, number_of
-from vestige.store.files import result_file, save_rows, write_results
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec

@@ -32,7 +32,7 @@ from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import Prepared
 from vestige.engine.scores import Live, Scoring
 from vestige.errors import UserError
-from vestige.store.files import write_json
+from vestige.runs.files import write_json
 from vestige.suites.postprocess import reported, suite_of
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs
 from vestige.suites.spec import DataSpec, MetricSpec, Named, SuiteSpec, read_suite

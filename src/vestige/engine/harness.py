@@ -29,9 +29,9 @@ from vestige.models.locate import locate
 from vestige.runs.collect import Job, load_or_collect
 from vestige.runs.directory import RunDirectory, open_run
 from vestige.runs.evidence import EvidenceFolder, remove_evidence
+from vestige.runs.files import write_json
 from vestige.runs.manifest import config_json, manifest
 from vestige.runs.team import Team
-from vestige.store.files import write_json
 from vestige.types import Score
 
 log = logging.getLogger("vestige.engine")

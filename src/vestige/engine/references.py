@@ -5,7 +5,7 @@ Like must be compared with like. Where the reference is a run of our own that wa
 
 In: the retain logs that a suite names. Out: `Reference`: their scores, groupings and fingerprints of rows; what must be
 known of a number that was compared with them; and such a number as a function of how often each row was drawn. Callers:
-engine/evaluate.py and results/rescore.py before scoring, engine/scores.py, results for what a run was compared with.
+engine/evaluate.py and runs/evaluation.py before scoring, engine/scores.py, results for what a run was compared with.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from vestige.engine.scores import (
     part_of,
 )
 from vestige.errors import UserError
+from vestige.runs.files import read_scores, result_file
 from vestige.runs.manifest import groupings, sha256
+from vestige.runs.run import mixture, number_of, refuse_mixture
 from vestige.secrets import expand, hide, unset
 from vestige.show.progress import hushed
 from vestige.stats import bootstrap, vectors
-from vestige.store.comparable import mixture, number_of, refuse_mixture
-from vestige.store.files import read_scores, result_file
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.registry import HANDLERS, Inputs
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
@@ -89,7 +89,7 @@ def _check_suite(path: Path, suite: SuiteSpec, metrics: set[str]) -> None:
     file = result_file(path)
     if not (file.parent / "manifest.json").is_file() or any(spec.children for spec in suite.metrics.values()):
         return
-    from vestige.store.kinds import read_manifest
+    from vestige.runs.run import read_manifest
 
     theirs = str(read_manifest(file.parent)["config"]["suite"])
     found = read_scores(file)
@@ -131,7 +131,7 @@ def load_reference(path: Path, suite: SuiteSpec, dialect: str) -> Reference:
     results = read_scores(file)
     if not (file.parent / "manifest.json").is_file():
         return Reference(results)  # another tool's: taken at its word
-    from vestige.store.kinds import read_manifest  # most runs are compared with none
+    from vestige.runs.run import read_manifest  # most runs are compared with none
 
     manifest = read_manifest(file.parent)
     # Another dialect is not refused: the run is scored again by this one, or carries a caveat.
@@ -341,7 +341,7 @@ def _reference(run: Run, spec: MetricSpec, parent: str) -> tuple[Score | None, s
     # The same rows under two models are drawn together. Another tool's logs do not say which rows they read;
     # equal row numbers must do then.
     files = [run.references[r.path] for r in spec.references if r.path and r.path in run.references]
-    from vestige.store.kinds import data_fingerprints
+    from vestige.runs.run import data_fingerprints
 
     known = [f.measured[parent].rows for f in files if parent in f.measured and f.measured[parent].rows]
     same = all(k == data_fingerprints(run.manifest, parent) for k in known)

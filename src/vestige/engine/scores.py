@@ -5,7 +5,7 @@ resampled together, so that composed metrics (model utility, privleak) keep the 
 interval is only given where the formula, with every row drawn once, returns the number that was reported.
 
 In: prepared metrics and evidence by want. Out: a Score per metric, with its values by row; intervals, by metric.
-Callers: engine/evaluate.py after collecting, engine/stored.py and results/rescore.py for a finished run, results and
+Callers: engine/evaluate.py after collecting, engine/stored.py and runs/evaluation.py for a finished run, results and
 judging. What compares with another run is in engine/references.py, imported where a metric has a reference.
 """
 
@@ -24,18 +24,18 @@ import numpy as np
 from vestige.data.clusters import NONE
 from vestige.engine.prepare import Prepared
 from vestige.errors import UserError, WriteError
+from vestige.io import number
 from vestige.metrics.cards import card_of
 from vestige.metrics.memorisation import TRUTH_RATIO_AGGREGATORS
 from vestige.numeric import mean
 from vestige.runs.directory import remove
+from vestige.runs.files import write_json
 from vestige.runs.manifest import groupings
-from vestige.schema import number
+from vestige.runs.run import Number
 from vestige.secrets import hidden, hide
 from vestige.show.progress import Bar
 from vestige.stats import bootstrap
 from vestige.stats.bootstrap import Sample, Statistic
-from vestige.store.comparable import Number
-from vestige.store.files import write_json
 from vestige.suites.handlers.common import as_list, row_mean
 from vestige.suites.postprocess import FROM_CODE, postprocessed
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, MissingEvidence, Words

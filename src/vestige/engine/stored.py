@@ -1,6 +1,6 @@
 """A finished run read back: its suite, its rows, its evidence, and scores from them. No model, no tokenizer.
 
-In: a run directory. Out: what engine/evaluate.py had in memory when it scored. Callers: results/rescore.py and the room
+In: a run directory. Out: what engine/evaluate.py had in memory when it scored. Callers: runs/evaluation.py and the room
 results (compare, diff, verify, pack). Whatever needs to know how a run directory is laid out goes through here.
 """
 
@@ -20,11 +20,9 @@ from vestige.io import damaged
 from vestige.metrics.cards import full_name
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.runs.evidence import open_folder
-from vestige.schema import misfit
+from vestige.runs.files import load_rows, read_ours
+from vestige.runs.run import keys_read, read_manifest
 from vestige.secrets import expand, unset
-from vestige.store.files import load_rows, read_ours
-from vestige.store.forms import ResultForm
-from vestige.store.kinds import keys_read, read_manifest
 from vestige.suites.handlers.trajectory import RUNS_MODEL
 from vestige.suites.handlers.trajectory_reading import Moment
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Found, Words
@@ -110,7 +108,7 @@ def stored_scores(
     evidence = load_evidence(directory, manifest)
     words = words_of(directory) if evidence.denoised else None
     old = _results(directory, suite)
-    live = _live_of(directory, suite, old)
+    live = _live_of(old)
     scores = Scoring(suite, prepared, evidence, references, None, live, words, _step_of(old)).score_all()
     for name, spec in suite.metrics.items():
         if spec.children and name in old:
@@ -137,14 +135,12 @@ def _results(directory: Path, suite: SuiteSpec) -> dict[str, Any]:
     return dict(read_ours(path, dict[str, Any])) if path.is_file() else {}
 
 
-def _live_of(directory: Path, suite: SuiteSpec, old: Mapping[str, Any]) -> Live:
+def _live_of(old: Mapping[str, Any]) -> Live:
     """Metrics that run the model themselves keep the value the run gave them."""
 
     def find(spec: MetricSpec, parents: Any, references: Any) -> Score:
         if spec.name not in old:
             return Score(None, reason="this metric runs the model itself; it cannot be re-scored from evidence")
-        if words := misfit(old[spec.name], ResultForm):
-            raise damaged(directory / f"{suite.file_stem}_EVAL.json", f"{spec.name}: {words}")
         return Score.from_json(old[spec.name])
 
     return find

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.io import number
 from vestige.meta.pools import (
     ModelNumbers,
     Number,
@@ -35,7 +36,6 @@ from vestige.meta.pools import (
 )
 from vestige.metrics.cards import schema_protocol
 from vestige.numeric import total
-from vestige.schema import number
 
 # The published guard of harmonic means; also of the division by the full model's utility.
 EPS = 1e-12

@@ -22,16 +22,15 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.guard import read_json
+from vestige.io import number
 from vestige.meta import files
 from vestige.meta.axes import from_results
 from vestige.meta.pools import read_file
 from vestige.meta.robustness import RULES, overall
 from vestige.meta.run import QUESTIONS, StoredQuestion, read_question
+from vestige.runs.files import read_ours
 from vestige.runs.manifest import Manifest, sha256
-from vestige.schema import number
-from vestige.store.files import read_ours
-from vestige.store.findings import Finding, compared
-from vestige.store.kinds import Kind, Reader, RunSource
+from vestige.runs.run import Finding, Kind, Reader, RunSource, compared
 
 EXACT = 1e-9  # another machine may add up in another order
 _PRINTED = 1.5e-4  # published parts are rounded to four decimals; their harmonic mean is off by no more

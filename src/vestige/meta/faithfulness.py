@@ -15,8 +15,8 @@ import numpy as np
 from vestige.meta.pools import ModelNumbers, Pools, as_m, choose_metrics, same_protocol
 from vestige.metrics.cards import Direction
 from vestige.numeric import mean
+from vestige.runs.run import Number
 from vestige.stats import bootstrap, vectors
-from vestige.store.comparable import Number
 from vestige.types import Array
 
 RESAMPLES = 2000

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.io import number
 from vestige.meta.axes import METHOD_RESULTS as METHOD_RESULTS
 from vestige.meta.faithfulness import JudgedPools
 from vestige.meta.pools import read_file
 from vestige.meta.robustness import Cut, Filters, JudgedAttacks, overall
 from vestige.metrics.cards import KNOWN, Direction, direction_of, short
 from vestige.runs.manifest import versions
-from vestige.schema import number
 
 META_EVAL, THRESHOLDS, USABLE = "meta_eval.json", "optimal_thresholds.json", "usable_models.json"
 

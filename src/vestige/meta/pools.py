@@ -18,9 +18,9 @@ import numpy as np
 
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_json, read_yaml
+from vestige.io import decode_data
 from vestige.metrics.cards import ENTITY, KNOWN, Direction, direction_of, schema_protocol, short, unlike_published
-from vestige.schema import check_form
-from vestige.store.comparable import UNSTATED, Number, mixture, number_of
+from vestige.runs.run import UNSTATED, Number, mixture, number_of
 
 # Metrics of rows that are not to be forgotten: they measure what is left of a model, not what it still knows. They
 # are judged only where the pool file says which end of them means "knows".
@@ -387,7 +387,7 @@ class PoolFile:
             raise UserError(f"{path} must hold a mapping with {', '.join(needed)}.")
         if absent := [k for k in needed if k not in body]:
             raise UserError(f"{path} has no {', '.join(absent)}; it needs {', '.join(needed)}.")
-        check_form(body, _Form, str(path), "correct it (see docs/meta.md)")
+        decode_data(body, _Form, str(path), "correct it (see docs/meta.md)")
         self.path, self.body = path, body
         # A table with two rows of one name could not be read; the second is refused.
         self.names: set[str] = set()

@@ -25,8 +25,8 @@ from vestige.meta.faithfulness import RESAMPLES, Interval
 from vestige.meta.pools import STATES, Attacks, as_m, choose_metrics, same_protocol
 from vestige.metrics.cards import KNOWN, direction_of
 from vestige.numeric import mean
+from vestige.runs.run import Number
 from vestige.stats import bootstrap, vectors
-from vestige.store.comparable import Number
 
 EPS = 1e-12
 UTILITY_FILTER = 0.8

@@ -33,10 +33,10 @@ from vestige.meta.tree import attack_files, attacks_from, faithfulness_file, met
 from vestige.meta.verdict import BENCH, FACTS, bench_json, bench_lines, facts_json, read_bench
 from vestige.numeric import number
 from vestige.runs.directory import open_run
+from vestige.runs.files import relative, write_json
 from vestige.runs.manifest import kind_in, manifest, sha256
 from vestige.secrets import masked
 from vestige.show.tables import span, table
-from vestige.store.files import relative, write_json
 from vestige.types import content_key
 
 WRITTEN = (files.META_EVAL, files.METHOD_RESULTS, files.THRESHOLDS, files.USABLE, BENCH, FACTS)

@@ -34,7 +34,7 @@ from vestige.meta.pools import (
 )
 from vestige.meta.robustness import Cut, judge_attacks
 from vestige.metrics.cards import CHAT, ENTITY, short
-from vestige.store.comparable import Number
+from vestige.runs.run import Number
 
 # The folders of an epoch that are read, and how their models were asked.
 _FOLDERS = {"memorization": CHAT, "privacy": CHAT, "utility": CHAT, "gen_rouge": CHAT, "uds": ENTITY}

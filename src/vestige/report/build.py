@@ -46,14 +46,13 @@ from vestige.report.models import (
 from vestige.report.page import render_page
 from vestige.report.rows import ALL_ROWS, ROWS
 from vestige.report.sections import collapse, heat, meta_evaluation, training, trajectories
-from vestige.results.compare import Stored, differences, judged, read_stored
+from vestige.runs.compare import Stored, differences, judged, read_stored
 from vestige.runs.directory import open_run, write_bytes
+from vestige.runs.files import relative, write_json
 from vestige.runs.manifest import refuse_other_kind
+from vestige.runs.run import UNSTATED, Number, RunSource, mixtures, number_of
 from vestige.secrets import hidden, homes, shorten
 from vestige.show.progress import Bar, hushed
-from vestige.store.comparable import UNSTATED, Number, mixtures, number_of
-from vestige.store.files import relative, write_json
-from vestige.store.kinds import RunSource
 
 SCHEMA = 1
 LEVEL = 0.95

@@ -20,6 +20,7 @@ import msgspec
 from vestige.engine.stored import load_evidence, suite_from_manifest, words_of
 from vestige.errors import UserError
 from vestige.guard import read_json
+from vestige.io import misfit
 from vestige.meta.checks import in_file
 from vestige.meta.files import META_EVAL, METHOD_RESULTS, with_new_keys
 from vestige.meta.pools import Number
@@ -37,10 +38,9 @@ from vestige.meta.tree import (
 )
 from vestige.metrics.dialects import get_dialect
 from vestige.metrics.trajectory import VIEWS
+from vestige.runs.files import load_rows, relative
 from vestige.runs.manifest import read_run
-from vestige.schema import misfit
-from vestige.store.files import load_rows, relative
-from vestige.store.kinds import KINDS, META_FILES, RunSource, kind, read_manifest
+from vestige.runs.run import KINDS, META_FILES, RunSource, kind, read_manifest
 from vestige.suites.handlers.texts import secrets_in
 from vestige.suites.handlers.trajectory_reading import TrajectoryRun, prompt_of
 from vestige.suites.registry import Inputs

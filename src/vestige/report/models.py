@@ -30,8 +30,8 @@ from vestige.meta.axes import (
 from vestige.meta.pools import ModelNumbers, Number
 from vestige.metrics.cards import reading, schema_protocol, short
 from vestige.report.gather import DepthRun, Evaluation, FoundRuns, Json, StressRun, finite
+from vestige.runs.run import protocol_of
 from vestige.show.tables import own_interval
-from vestige.store.comparable import protocol_of
 from vestige.stress.attacks import attack_named
 from vestige.types import MIXTURE, short_id
 from vestige.verdict.points import layers_in_words

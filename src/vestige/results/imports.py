@@ -14,10 +14,10 @@ from vestige.guard import read_json
 from vestige.numeric import number
 from vestige.results.listing import metric_configs
 from vestige.runs.directory import refuse_input_in_output
+from vestige.runs.files import read_results, result_file, write_results
 from vestige.runs.manifest import kind_in
 from vestige.runs.named_files import named_files
 from vestige.show.tables import table
-from vestige.store.files import read_results, result_file, write_results
 
 
 @dataclass

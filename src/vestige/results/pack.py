@@ -12,12 +12,12 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.results.publishing import NOTE, homes_in, refuse_secrets, shortened
+from vestige.runs import run as kinds
 from vestige.runs.directory import temporary
+from vestige.runs.files import result_file
 from vestige.runs.manifest import read_run
 from vestige.secrets import shorten
-from vestige.store import kinds
 from vestige.store.archive import Contents, extract, finished_files, is_archive, unique, write_archive
-from vestige.store.files import result_file
 
 log = logging.getLogger("vestige.results")
 

@@ -18,8 +18,8 @@ from vestige.adapters.trackers import FILES, SERVERS, Destination
 from vestige.errors import UserError, unknown_name
 from vestige.runs.directory import open_run
 from vestige.runs.manifest import check_files, read_run
+from vestige.runs.run import KINDS, kind, kind_of
 from vestige.secrets import hide, homes, shorten
-from vestige.store.kinds import KINDS, kind, kind_of
 from vestige.types import RunAccount
 
 log = logging.getLogger("vestige.results")

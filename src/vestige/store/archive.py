@@ -18,17 +18,16 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import Any, TypedDict
+from typing import Any
 
 from vestige.errors import UserError, write_error
-from vestige.io import write_file
+from vestige.io import decode_data, write_file
+from vestige.runs.files import read_ours, runs_below
 from vestige.runs.manifest import MANIFEST, check_files, read_run, sha256
 from vestige.runs.named_files import named_file
-from vestige.schema import check_form, misfit
 from vestige.secrets import expand, hide
-from vestige.store.files import read_ours, runs_below
 
 PACK = "pack.json"
 VERSION = 1
@@ -105,14 +104,14 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
         raise UserError(f"{path} is damaged ({error}); get it again from where it came.") from None
     except OSError as error:
         raise write_error(error, place) from None
-    about = _about(path, place / PACK)
-    for name in about["order"]:
+    pack = _read_pack(path, place / PACK)
+    for name in pack.order:
         if not (place / "runs" / name / MANIFEST).is_file():
             raise UserError(f"{path} lists the run {name}, which is not in it; get the archive or pack it again.")
-    for named in about["references"].values():
+    for named in pack.references.values():
         if not safe_name(named) or not (place / named).is_file():
             raise UserError(f"{path} lists the retain logs {named}, which are not in it; get the archive again.")
-    return {name: place / "runs" / name for name in about["order"]}
+    return {name: place / "runs" / name for name in pack.order}
 
 
 def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo], packed: int) -> None:
@@ -149,21 +148,23 @@ def safe_name(name: str) -> bool:
     return not PurePosixPath(name).is_absolute() and not any(part in ("", ".", "..") for part in parts)
 
 
-class _Pack(TypedDict):
+@dataclass(frozen=True)
+class PackRecord:
+    """pack.json."""
+
     version: int
-    runs: dict[str, str]
+    runs: dict[str, str]  # name -> root hash
     order: list[str]
-    references: dict[str, str]
+    references: dict[str, str]  # path as a run names it -> name in the archive
 
 
-def _about(path: Path, file: Path) -> dict[str, Any]:
-    body = read_ours(file)
-    if words := misfit(body, _Pack):
-        raise UserError(f"{path} is not an archive of vestige pack: in its {PACK}, {words}.")
-    good = body["version"] == VERSION and bool(body["runs"]) and sorted(body["order"]) == sorted(body["runs"])
-    if not good or not all(safe_name(n) and "/" not in n for n in body["runs"]):
+def _read_pack(path: Path, file: Path) -> PackRecord:
+    remedy = "it is not an archive of vestige pack"
+    pack = decode_data(read_ours(file), PackRecord, f"The {PACK} of {path}", remedy)
+    good = pack.version == VERSION and bool(pack.runs) and sorted(pack.order) == sorted(pack.runs)
+    if not good or not all(safe_name(n) and "/" not in n for n in pack.runs):
         raise UserError(f"{path} is not an archive of vestige pack: its {PACK} says nothing that can be read.")
-    return dict(body)
+    return pack
 
 
 def moved(directory: Path) -> dict[str, Path]:
@@ -177,27 +178,27 @@ def moved(directory: Path) -> dict[str, Path]:
         if not (top / PACK).is_file():
             continue
         body = read_ours(top / PACK)
-        if not isinstance(body, dict) or not set(_Pack.__annotations__) <= set(body):
+        if not isinstance(body, dict) or not {field.name for field in fields(PackRecord)} <= set(body):
             return {}  # somebody else's file of that name
-        check_form(body, _Pack, str(top / PACK), "unpack the archive again")
-        names = body["references"]
-        if not _unpacked(here.relative_to(top).parts, body):
+        pack = decode_data(body, PackRecord, str(top / PACK), "unpack the archive again")
+        names = pack.references
+        if not _unpacked(here.relative_to(top).parts, pack):
             return {}
         both = {**names, **expand(names)}  # a path from the environment by its expression and by its value
         found = {path: top / name for path, name in both.items() if safe_name(name)}
-        return found if _is_the_one(here, top, body, found) else {}
+        return found if _is_the_one(here, top, pack, found) else {}
     return {}
 
 
-def _unpacked(parts: Sequence[str], about: Mapping[str, Any]) -> bool:
+def _unpacked(parts: Sequence[str], pack: PackRecord) -> bool:
     """Whether a place below an archive's pack.json is one that the archive fills: runs/NAME or references/NAME."""
     if parts[0] == "runs":
-        return parts[1] in about["runs"]
-    within = {"/".join(name.split("/")[:2]) for name in about["references"].values()}
+        return parts[1] in pack.runs
+    within = {"/".join(name.split("/")[:2]) for name in pack.references.values()}
     return "/".join(parts[:2]) in within
 
 
-def _is_the_one(run: Path, top: Path, about: Mapping[str, Any], now: Mapping[str, Path]) -> bool:
+def _is_the_one(run: Path, top: Path, pack: PackRecord, now: Mapping[str, Path]) -> bool:
     """Whether a run is the one that was packed, not another that was put in its place: by its root, or, once it was
     scored again, by the files it was compared with."""
     try:
@@ -208,7 +209,7 @@ def _is_the_one(run: Path, top: Path, about: Mapping[str, Any], now: Mapping[str
         return True
     known = manifest.facts.get("reads") or {}
     same = all(_digest_of(now[path]) == known[path] for path in now if path in known)
-    return (about["runs"].get(run.name) == manifest.root) or same
+    return (pack.runs.get(run.name) == manifest.root) or same
 
 
 def _digest_of(place: Path) -> str:

@@ -1,4 +1,4 @@
-"""stress.json as a kind of run: its evidence is that of the evaluations inside it. See store/kinds.py."""
+"""stress.json as a kind of run: its evidence is that of the evaluations inside it. See runs/run.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.io import decode
-from vestige.store.kinds import Kind, Reader, RunSource
+from vestige.runs.run import Kind, Reader, RunSource
 from vestige.types import RunAccount, RunNumber, RunTable
 
 

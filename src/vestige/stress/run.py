@@ -30,11 +30,11 @@ from vestige.models.quantised import check_low_precision
 from vestige.numeric import counted, number
 from vestige.runs.directory import install, open_run, refuse_input_in_output, scratch, write_bytes
 from vestige.runs.evidence import evidence_files
+from vestige.runs.files import write_json
 from vestige.runs.manifest import MANIFEST, manifest
 from vestige.secrets import masked
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import table
-from vestige.store.files import write_json
 from vestige.stress.attacks import OURS, AnswersAttack, PromptAttack, WeightsAttack, attack_named, records
 from vestige.stress.copies import AttackLesson, attack_weights, taught_keys, write_measured_half
 from vestige.suites.spec import DataSpec

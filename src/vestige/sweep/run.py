@@ -24,8 +24,9 @@ import yaml
 
 from vestige.errors import UserError
 from vestige.guard import below
-from vestige.io import DamagedError, decode, make_directory
+from vestige.io import DamagedError, decode, make_directory, misfit
 from vestige.numeric import number
+from vestige.runs import run as kinds
 from vestige.runs.directory import (
     is_held,
     is_listed,
@@ -36,13 +37,10 @@ from vestige.runs.directory import (
     remove_run,
     write_bytes,
 )
+from vestige.runs.files import write_json
 from vestige.runs.manifest import is_run, kind_in
-from vestige.schema import misfit
+from vestige.runs.run import Kind, Reader, RunSource
 from vestige.show.tables import table
-from vestige.store import kinds
-from vestige.store.files import write_json
-from vestige.store.forms import Sweep
-from vestige.store.kinds import Kind, Reader, RunSource
 from vestige.stress.copies import write_held
 from vestige.sweep.plan import PlannedAttack, SweepPlan
 from vestige.sweep.schedule import Board, Cleaner, Prefetcher, Schedule, TaskState
@@ -378,7 +376,9 @@ def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
     data = read(file, dict) if file.is_file() else None
     if data is None or "plan" not in data:
         return
-    tasks = [] if misfit(data, Sweep) else data.get("tasks") or []  # the report says what does not fit
+    tasks = data.get("tasks") or []
+    if misfit(tasks, list[dict[str, Any]]):
+        tasks = []  # the report says what does not fit
     problems = []
     for task in tasks:
         if task.get("status") in ("failed", "blocked", "missing"):

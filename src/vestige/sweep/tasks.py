@@ -37,9 +37,9 @@ from vestige.models.locate import locate
 from vestige.models.quantised import RULE, check_low_precision
 from vestige.models.tokenizer import says_today, tokenizer_files
 from vestige.runs.directory import HeldError, append_to, install, open_run, remove, scratch
+from vestige.runs.files import write_json
 from vestige.runs.manifest import config_json, is_whole, kind_in
 from vestige.secrets import Hiding, hide, note_tree
-from vestige.store.files import write_json
 from vestige.stress.attacks import ATTACKS as ATTACKS  # where plug-ins have found it
 from vestige.stress.attacks import LESSON, attack_named
 from vestige.stress.copies import AttackLesson, attack_weights, rows_file, settings_of

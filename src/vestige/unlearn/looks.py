@@ -3,7 +3,7 @@
     OUT/training.json                              of `vestige train` and `unlearn`: how the checkpoint was made
     OUT/evals/watch.json, OUTPUT_DIR/vestige/...   every `Look`: one evaluation of a model while it trains
 
-`TRAIN` and `WATCH` are the two kinds of run for reports and `vestige compare` (store/kinds.py). Imports no torch.
+`TRAIN` and `WATCH` are the two kinds of run for reports and `vestige compare` (runs/run.py). Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from vestige.io import damaged, decode
 from vestige.numeric import number
-from vestige.store.kinds import KINDS, Kind, Reader, RunSource
+from vestige.runs.run import KINDS, Kind, Reader, RunSource
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 from vestige.verdict.best import Rank
 

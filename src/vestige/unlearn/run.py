@@ -36,10 +36,10 @@ from vestige.runs.directory import (
     open_run,
     refuse_input_in_output,
 )
+from vestige.runs.files import write_json
 from vestige.runs.manifest import manifest, versions
 from vestige.secrets import masked
 from vestige.show.progress import Bar
-from vestige.store.files import write_json
 from vestige.types import content_key
 from vestige.unlearn.config import TrainConfig
 from vestige.unlearn.lesson import Lesson, TrainingRows, read_training_rows

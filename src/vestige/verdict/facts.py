@@ -17,8 +17,8 @@ from pathlib import PurePath
 import numpy as np
 
 from vestige.engine.scores import Estimate
+from vestige.io import number
 from vestige.metrics.cards import is_attack
-from vestige.schema import number
 from vestige.stats import bootstrap
 from vestige.stats.bootstrap import Sample, Statistic
 from vestige.stats.clusters import jackknife

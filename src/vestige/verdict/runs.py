@@ -24,14 +24,14 @@ import numpy as np
 from vestige.engine.scores import Estimate, NoInterval, Run
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
+from vestige.io import number
 from vestige.metrics.cards import CARDS
 from vestige.metrics.trajectory import VIEWS, spread_of
 from vestige.numeric import mean
-from vestige.schema import misfit, number
+from vestige.runs.files import read_ours
+from vestige.runs.run import manifest_problem
 from vestige.stats import bootstrap
 from vestige.stats.contrast import NORMAL_95
-from vestige.store.files import read_ours
-from vestige.store.forms import ManifestForm
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score
 
@@ -112,7 +112,7 @@ class Evaluated:
     def _run(self) -> Run:
         """The evaluation as scoring knows it, so that rows can be drawn or left out."""
         scores = {m: Score.from_json(body) for m, body in self.results.items()}
-        if not misfit(self.manifest, ManifestForm):
+        if not manifest_problem(self.manifest):
             try:
                 return Run(suite_from_manifest(self.manifest), scores, self.manifest, {})
             except UserError:

@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 
 from vestige.errors import MANY, UserError
 from vestige.guard import read_bytes, read_json
-from vestige.io import damaged, json_pieces
+from vestige.io import damaged, decode_data, json_pieces, misfit
 from vestige.runs.directory import write_bytes, write_pieces
-from vestige.schema import check_form, misfit
 from vestige.secrets import hide
 from vestige.types import Example, Prompt, Rows, Score, Target
 
@@ -138,11 +137,34 @@ def read_results(path: Path) -> dict[str, Any]:
 
 def read_scores(path: Path) -> dict[str, Any]:
     """The metrics of a result file, each of the form that scoring reads; other entries are passed over."""
-    found = {name: body for name, body in read_results(path).items() if isinstance(body, dict)}
-    from vestige.store.forms import ResultsForm
+    scores = {}
+    for name, body in read_results(path).items():
+        if isinstance(body, dict):
+            scores[name] = _check_result(body, name, path)
+    return scores
 
-    check_form(found, ResultsForm, str(path))
-    return found
+
+ROW_NUMBERS = ("score", "prob", "avg_loss", "rouge1_recall", "rougeL_recall", "rougeL_f1")
+Cell = float | list[float | None] | None  # of a row: one value, or one for each of its answers
+
+
+def _check_result(body: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
+    """One metric of a file that another tool may have written, if its number and its rows can be read as such.
+
+    A trajectory has curves in place of a number; the two data sets of a membership attack have rows of their own.
+    """
+    value = {name: {"agg_value": body.get("agg_value")}}
+    decode_data(value, dict[str, dict[str, float | dict[str, Any] | None]], str(path))
+    parts = [(f"{name}.{part}", body.get(part) or {}) for part in ("forget", "holdout")]
+    for where, part in [(name, body), *parts]:
+        place = f"{where}.value_by_index"
+        rows = part.get("value_by_index") if isinstance(part, dict) else None
+        rows = decode_data({place: rows or {}}, dict[str, dict[str, dict[str, Any]]], str(path))[place]
+        numbers = {}
+        for index, row in rows.items():
+            numbers[index] = {field: row[field] for field in ROW_NUMBERS if field in row}
+        decode_data({place: numbers}, dict[str, dict[str, dict[str, Cell]]], str(path))
+    return body
 
 
 # ---- tokenised rows -----------------------------------------------------------------------------------------------
@@ -156,12 +178,7 @@ def save_rows(path: Path, data: Mapping[str, Rows]) -> None:
 
 
 def load_rows(path: Path) -> dict[str, Rows]:
-    from vestige.store.forms import TokenRowsForm  # a new run only writes such a file
-
-    body = read_packed(path)
-    if words := misfit(body, dict[str, TokenRowsForm]):
-        raise damaged(path, words)
-    return {key: _rows_from_json(item) for key, item in body.items()}
+    return {key: _rows_from_json(item) for key, item in read_packed(path).items()}
 
 
 _TEXTS = ("index", "answer", "input_text", "reference", "label_text", "problem")

@@ -2,6 +2,7 @@
 
     python bench/decoding.py                    SmolLM2-135M's shape, 80 rows, 180 columns in the cache
     python bench/decoding.py --layers 30        all its layers (default 6; the share is that of 30 either way)
+    ... --write                                 puts it into docs/bench.md
 
 A step is timed as generation runs it; its matrix products and its attention are timed alone, on the same shapes, in
 turn with the steps. Times are processor seconds, the least of --repeat.
@@ -21,17 +22,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-<<<<<<< HEAD
-from table import circumstances, markdown
-=======
 from measure import DOCS, circumstances, markdown, replace_section, time_in_turns
->>>>>>> main
 from vestige.collect.forward import logits_at
 from vestige.models.attention import without_copies
 from vestige.models.kv_cache import SlotCache
 
+OPEN, CLOSE = "<!-- decoding table -->", "<!-- /decoding table -->"
 WIDTH, INNER, KEPT, VOCABULARY, LAYERS = 576, 1536, 192, 49152, 30
-# Of one layer: query and outkey and value, gate and up, down. (inputs, outputs): how many
+# Of one layer: query and output, key and value, gate and up, down. (inputs, outputs): how many
 PRODUCTS = {(WIDTH, WIDTH): 2, (WIDTH, KEPT): 2, (WIDTH, INNER): 2, (INNER, WIDTH): 1}
 HEAD = (
     f"a step at {LAYERS} layers, ms", "share of the matrix rate",
@@ -98,6 +96,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=80)
     parser.add_argument("--columns", type=int, default=180)
     parser.add_argument("--repeat", type=int, default=12)
+    parser.add_argument("--write", action="store_true", help="into docs/bench.md")
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = measured(args)
@@ -109,11 +108,8 @@ def main() -> None:
     ms = [f"{1000 * seconds:.1f}" for seconds in (rest, found["attention"])]
     section = f"{said}\n\n{markdown(HEAD, [[f'{1000 * whole:.0f}', f'{100 * products / whole:.0f} %', *ms]])}"
     print(section)
-<<<<<<< HEAD
-=======
     if args.write:
         replace_section(DOCS / "bench.md", section, OPEN, CLOSE)
->>>>>>> main
 
 
 if __name__ == "__main__":

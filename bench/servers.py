@@ -5,11 +5,7 @@
 PYTHON is that of an environment with vLLM (`make engines` makes .venv-engines); DIR has TOFU's own files. The server
 is started here, on loopback, in float32. Both sides score every answer of TOFU's default set and write every text,
 greedily, in turn; tokens are as the server counts them (its /metrics). Seconds are by the clock, of requests and their
-<<<<<<< HEAD
-answers; last comes vestige with the same checkpoint in this process. `--write` puts the rows into docs/sweep.md.
-=======
 answers; last comes vestige with the same checkpoint in this process. `--write` puts the table into a page.
->>>>>>> main
 """
 
 from __future__ import annotations
@@ -40,10 +36,6 @@ from tofu import FILES, real_rows, worst, write_rows
 from vestige.data.chat import Encoder, Template
 from vestige.models.load import ModelArgs, load_tokenizer
 
-<<<<<<< HEAD
-PAGE = Path(__file__).parent.parent / "docs" / "sweep.md"
-=======
->>>>>>> main
 OPEN, CLOSE = "<!-- served table: written by bench/servers.py -->", "<!-- /served table -->"
 SPOKEN = ("forget", "retain", "real_authors", "world_facts")  # splits whose questions are answered in text
 NEW_TOKENS = 200  # as TOFU generates
@@ -219,12 +211,7 @@ def main() -> int:
     parser.add_argument("--tofu", type=Path, required=True, help="TOFU's own files")
     parser.add_argument("--rows", type=int, default=20, help="per split")
     parser.add_argument("--runs", type=int, default=3)
-<<<<<<< HEAD
-    parser.add_argument("--label", help="what the page calls the model")
-    parser.add_argument("--write", action="store_true", help="into docs/sweep.md")
-=======
     parser.add_argument("--write", type=Path, metavar="PAGE")
->>>>>>> main
     args = parser.parse_args()
     model = args.model.resolve()
     sides: dict[str, list[Outcome]] = {n: [] for n in (HARNESS, SERVED, HERE)}

@@ -46,11 +46,7 @@ NO_PEER = {
 }
 ORDER = ("eval", "depth", "trajectory", "collapse", "ROUGE", "statistics", "meta-evaluation", *NO_PEER)
 HEAD = (
-<<<<<<< HEAD
-    "capability", "compared with", "times faster", "the same numbers?", "over bare forwards", "peak memory",
-=======
     "capability", "next to", "times faster", "the same numbers?", "over bare forwards", "peak memory",
->>>>>>> main
     "growth per doubling",
 )  # fmt: skip
 GROWTH_HEAD = ("capability", "what doubles", "sizes", "CPU s", "ratios", "peak MB", "KB for one more", "by definition")
@@ -129,14 +125,9 @@ def main() -> int:
     section = "\n\n".join(parts)
     print(section)
     if args.write:
-<<<<<<< HEAD
-        put(section.split("\n### Growth")[0].rstrip())  # growth in detail and single commands are only printed
-    return 0 if found.good() else 1
-=======
         replace_section(DOCS / "bench.md", section, OPEN, CLOSE)
     faster = all(c["equal"] and c["peer_seconds"] >= c["seconds"] for c in comparisons)
     return 0 if faster and all(g["good"] for g in growths) and not failed else 1
->>>>>>> main
 
 
 if __name__ == "__main__":

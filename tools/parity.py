@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Writes a part of docs/bench.md: every golden value beside ours, how many, and the worst difference.
-=======
 """Every golden value next to ours: how many there are, and the worst difference.
->>>>>>> main
 
 python tools/parity.py                  runs the golden cases (about a minute) and prints a line for each
 python tools/parity.py docs/bench.md    also writes the table between the page's marks
@@ -27,12 +23,7 @@ from conftest import LAB, SYSTEM
 from golden_tools import eval_args, reference_args, variant_model
 from measure import markdown, replace_section
 
-<<<<<<< HEAD
-PAGE = ROOT / "docs" / "bench.md"
-BEGIN, END = "<!-- parity: written by tools/parity.py -->\n", "\n<!-- end of parity -->"
-=======
 OPEN, CLOSE = "<!-- parity: written by tools/parity.py -->", "<!-- end of parity -->"
->>>>>>> main
 PRODUCED = (
     "open-unlearning (unmodified), transformers 4.45.1, tokenizers 0.20.3, torch 2.13.0 (CPU, float32, sdpa, batches "
     "of 32, seed 0), scipy 1.14.1, scikit-learn 1.5.2, rouge-score 0.1.2"
@@ -102,26 +93,6 @@ def run_case(args: list[str]) -> None:
             raise SystemExit(f"failed: {' '.join(args)}")
 
 
-<<<<<<< HEAD
-def table(rows: list[tuple[str, dict[str, Any]]]) -> str:
-    """The part of the page between its two marks."""
-    head = [
-        f"**Produced by** {PRODUCED}.", "**Reproduced with** the versions in `constraints.txt`, dialect `open-unlearning`.", "",
-        "| case | numbers | texts and nulls | unequal texts | worst absolute difference | in |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    body = [
-        f"| {t} | {m['numbers']:,} | {m['texts']:,} | {m['unequal']} | {m['worst']:.1e} | `{m['where']}` |"
-        for t, m in rows
-    ]
-    total = sum(m["numbers"] + m["texts"] for _, m in rows)
-    tail = [
-        "",
-        f"{total:,} values in all. Gradient norms are left out of the worst difference (their tolerance is 1e-3 relative;",
-        "they are compared by the tests).",
-        "",
-    ]
-    return "\n".join([*head, *body, *tail])
-=======
 def section(rows: list[tuple[str, dict[str, Any]]]) -> str:
     head = ("case", "numbers", "texts and nulls", "unequal texts", "worst absolute difference", "in")
     cells = [
@@ -137,7 +108,6 @@ def section(rows: list[tuple[str, dict[str, Any]]]) -> str:
 {total:,} values in all. Gradient norms are left out of the worst difference (their tolerance is 1e-3 relative;
 they are compared by the tests).
 """
->>>>>>> main
 
 
 def main() -> None:
@@ -148,13 +118,8 @@ def main() -> None:
             run_case(args)
             rows.append((title, measure(json.loads(golden.read_text()), json.loads(ours.read_text()))))
             print(title, rows[-1][1], flush=True)
-<<<<<<< HEAD
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN, 1)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}{END}{rest.split(END, 1)[1]}", encoding="utf-8")
-=======
     if len(sys.argv) > 1:
         replace_section(Path(sys.argv[1]), section(rows), OPEN, CLOSE)
->>>>>>> main
 
 
 if __name__ == "__main__":

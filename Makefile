@@ -81,7 +81,7 @@ test-deepspeed: $(STAMP)
 engines: $(STAMP)
 	$(BIN)/python tools/engines.py
 
-# Which lines of src/ the tests run: a table of what is left, and the whole in per cent (docs/mutation.md).
+# Which lines of src/ the tests run: a table of what is left, and the whole in per cent.
 coverage: $(STAMP)
 	@$(PYTEST) --cov --cov-report=term
 

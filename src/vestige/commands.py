@@ -1072,7 +1072,7 @@ def verify(runs: RunWords, *, hashes_only: HashesOnly = False, plugin: Plugin = 
 def pack(
     runs: RunWords, *, out: OutFile = "proof.zip", shorten_paths: ShortenPaths = False, plugin: Plugin = ()
 ) -> int:
-    from vestige.results.pack import pack as pack_runs
+    from vestige.runs.archive import pack as pack_runs
 
     load_plugin_files(plugin)
     archive = Path(str(out))
@@ -1092,7 +1092,7 @@ def pack(
     notes={"archive": "an archive of vestige pack", "out": "a folder that is not there yet"},
 )
 def unpack(archive: File, *, out: OutDir) -> int:
-    from vestige.results.pack import unpack as unpack_runs
+    from vestige.runs.archive import unpack as unpack_runs
 
     for run in unpack_runs(Path(archive), Path(out)):
         print(run)

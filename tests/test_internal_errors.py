@@ -93,7 +93,7 @@ CASES = [
     Case("vestige.data.rows:read_file", "attribute", evaluate()),
     Case("vestige.engine.prepare:build_rows", "index", evaluate()),
     Case("vestige.models.fingerprint:fingerprint_place", "unbound", evaluate()),
-    Case("vestige.costs.estimate:_references", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
+    Case("vestige.runs.plan:_references", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
     Case("vestige.runs.evaluation:stored_scores", "key", plain("score", "{copy}")),
     Case("vestige.runs.evidence:pick_stats", "key", plain("score", "{copy}")),
     Case("vestige.runs.compare:differences", "type", plain("compare", "{eval}", "{copy}", "--resamples", "100")),

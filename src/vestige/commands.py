@@ -224,7 +224,7 @@ def plan(
     progress: bool = True,
     **options: Any,
 ) -> int:
-    from vestige.costs.served import plan_of
+    from vestige.runs.plan import plan_of
 
     request: dict[str, Any] = {
         "words": words,

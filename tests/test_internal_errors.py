@@ -121,7 +121,7 @@ CASES = [
     Case("vestige.meta.run:_axes_table", "type", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.meta.axes:as_number", "key", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.sweep.plan:_read_models", "type", plain("sweep", "{plan}", "--list")),
-    Case("vestige.results.listing:listing", "name", plain("ls", "metrics")),
+    Case("vestige.runs.explain:listing", "name", plain("ls", "metrics")),
 ]  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def test_debug_shows_the_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    plant(monkeypatch, "vestige.results.listing:listing", "name")
+    plant(monkeypatch, "vestige.runs.explain:listing", "name")
     assert main(["ls", "metrics", "--debug"]) == STATUS
     assert "Traceback (most recent call last)" in capsys.readouterr().err
     assert main(["ls", "metrics"]) == STATUS
@@ -221,7 +221,7 @@ def test_without_a_place_for_the_file_the_traceback_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    plant(monkeypatch, "vestige.results.listing:listing", "type")
+    plant(monkeypatch, "vestige.runs.explain:listing", "type")
     assert main(["ls", "metrics"]) == STATUS
     assert "could not be written" in (err := capsys.readouterr().err) and "Traceback" in err
 

@@ -17,8 +17,7 @@ from vestige.errors import UserError
 from vestige.metrics.cards import ALIASES, KNOWN, full_name, short, unlike_published
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.text import rouge_scores
-from vestige.results.explain import explain
-from vestige.results.listing import metric_configs
+from vestige.runs.explain import explain, metric_configs
 from vestige.suites.dialect_points import PUBLISHED, departure, differs_for_some_rows, refuse_other_number
 
 DATA, UNLEARNED, FULL = LAB / "data", LAB / "models" / "unlearned", LAB / "models" / "full"

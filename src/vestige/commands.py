@@ -541,7 +541,7 @@ def collapse(
 
 @verb("explain", "look deeper", "what a metric, handler or dialect means")
 def explain(name: MaybeName = None, *, config_dir: ConfigDir = None, plugin: Plugin = ()) -> int:
-    from vestige.results.explain import explain as describe
+    from vestige.runs.explain import explain as describe
 
     load_plugin_files(plugin)
     print(describe(name, Path(config_dir) if config_dir else None))
@@ -557,7 +557,7 @@ def explain(name: MaybeName = None, *, config_dir: ConfigDir = None, plugin: Plu
     "model=NAME. `vestige explain NAME` says what one means.",
 )
 def ls(what: ListKind = "all", *, config_dir: ConfigDir = None, plugin: Plugin = ()) -> int:
-    from vestige.results.listing import listing
+    from vestige.runs.explain import listing
 
     load_plugin_files(plugin)
     print(listing(what, Path(config_dir) if config_dir else None))

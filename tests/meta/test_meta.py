@@ -108,7 +108,7 @@ def test_known_metrics_are_those_of_the_published_table() -> None:
 
 def test_every_name_of_ours_exists() -> None:
     from vestige.configs.compose import PACKAGE_DIR
-    from vestige.results.listing import metric_configs
+    from vestige.runs.explain import metric_configs
 
     ours = set(metric_configs([PACKAGE_DIR])["tofu"])
     assert {k.ours for k in KNOWN.values() if k.ours} <= ours

@@ -1116,7 +1116,7 @@ def publish(
     out: Out = None,
     plugin: Plugin = (),
 ) -> int:
-    from vestige.results.publish import publish as publish_run
+    from vestige.runs.publish import publish as publish_run
 
     load_plugin_files(plugin)
     print(publish_run(Path(run), to, Path(out) if out else None, online, project, dataset))

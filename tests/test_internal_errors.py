@@ -109,7 +109,7 @@ CASES = [
     Case("vestige.report.tables:models_table", "assert", plain("table", "{eval}")),
     Case("vestige.report.figures:draw", "name", plain("plot", "{eval}", "scatter", "-o", "{tmp}/x.png")),
     Case("vestige.runs.evaluation:suite_from_manifest", "key", plain("pack", "{eval}", "-o", "{tmp}/x.zip")),
-    Case("vestige.results.imports:import_results", "type", plain("import", "{eval}/TOFU_EVAL.json")),
+    Case("vestige.runs.imports:import_results", "type", plain("import", "{eval}/TOFU_EVAL.json")),
     Case("vestige.depth.run:check_tokenizers", "type", plain(*DEPTH)),
     Case("vestige.collect.layered_patching:Patcher._fast", "name", plain(*DEPTH)),
     Case("vestige.collapse.run:show", "key", plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),

@@ -1134,7 +1134,7 @@ def publish(
     },
 )
 def import_results(file: File, *, out: Out = None, retain_logs: RetainLogs = None, baseline: Baseline = None) -> int:
-    from vestige.results.imports import import_file, show
+    from vestige.runs.imports import import_file, show
 
     place = Path(out) if out else None
     logs = Path(str(retain_logs)) if retain_logs else None

@@ -14,7 +14,7 @@ from conftest import GOLDEN, LAB
 from loops import one_test
 from vestige.adapters.importers import TOFU_LOGS
 from vestige.cli import main
-from vestige.results.imports import import_file
+from vestige.runs.imports import import_file
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "tofu" / "published_logs"
 FORGET = "eval_log_forget.json"

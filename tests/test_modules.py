@@ -23,7 +23,7 @@ TOP_LEVEL = {
     "runs",  # directories and manifests; what it has of finished runs (result.py) is only for the packages above
 }  # every package may import these
 
-PIPELINE = {"data", "models", "collect", "metrics", "stats", "suites", "store"}
+PIPELINE = {"data", "models", "collect", "metrics", "stats", "suites"}
 # What every verb's package may use: the pipeline, the engine, adapters to other software, and what is printed.
 BELOW = PIPELINE | {"adapters", "configs", "engine", "runs", "show"}
 
@@ -49,13 +49,11 @@ DEPENDENCIES: dict[str, set[str]] = {
     "metrics": set(),
     "stats": set(),
     "suites": {"metrics", "stats"},
-    "store": set(),
     "adapters": {"collect", "data", "metrics", "models", "suites"},  # other people's software
     "show": {"metrics", "suites"},
     # An evaluation and what it keeps: one package soon.
     "engine": PIPELINE | {"adapters", "configs", "runs", "show"},
-    "runs": PIPELINE | {"engine", "report", "show"},
-    "costs": BELOW,
+    "runs": PIPELINE | {"adapters", "configs", "engine", "report", "show"},
     # One judgement for the page, the terminal and the bench: below every package that ends in a verdict.
     "verdict": BELOW,
     "depth": BELOW | {"verdict"},
@@ -63,12 +61,10 @@ DEPENDENCIES: dict[str, set[str]] = {
     "unlearn": BELOW | {"verdict"},
     "meta": BELOW | {"verdict"},
     "stress": BELOW | {"verdict", "meta", "unlearn"},
-    "results": BELOW | {"collapse", "depth", "meta"},
     "sweep": BELOW | {"depth", "stress"},
-    "report": BELOW | {"verdict", "meta", "results", "stress"},
-    "audit": BELOW | {"costs", "depth", "verdict", "report", "stress"},
-    "lab": BELOW
-    | {"audit", "collapse", "costs", "depth", "verdict", "meta", "report", "results", "stress", "sweep", "unlearn"},
+    "report": BELOW | {"verdict", "meta", "stress"},
+    "audit": BELOW | {"depth", "verdict", "report", "stress"},
+    "lab": BELOW | {"audit", "collapse", "depth", "verdict", "meta", "report", "stress", "sweep", "unlearn"},
     "cli": {
         "audit",
         "collapse",
@@ -77,7 +73,6 @@ DEPENDENCIES: dict[str, set[str]] = {
         "lab",
         "meta",
         "report",
-        "results",
         "show",
         "stress",
         "sweep",
@@ -85,7 +80,7 @@ DEPENDENCIES: dict[str, set[str]] = {
     },
     "plugins": {"data", "metrics", "models", "stress", "suites", "unlearn"},  # for plug-ins: no package imports it
     # The same packages as cli, called with keywords instead of flags.
-    "api": BELOW | {"collapse", "costs", "depth", "verdict", "report", "results", "stress"},
+    "api": BELOW | {"collapse", "depth", "verdict", "report", "stress"},
     "__init__": {"adapters", "api", "collapse", "runs", "unlearn"},
     "__main__": {"cli"},
 }
@@ -99,7 +94,6 @@ WITH_TORCH = {
     "lab",
     "adapters",
     "engine",
-    "costs",
     "depth",
     "collapse",
     "sweep",

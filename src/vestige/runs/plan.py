@@ -197,14 +197,14 @@ def plan_depth(
     """`fresh`: what is on disk will be collected again."""
     entities = cached = tokens = climbed = 0
     models: dict[str, None] = {}
-    for into, asked in wants.items():
-        unique = {w.key: w for w in asked}
-        full, retain = (unquantised(second_model(args, path)) for path in (into.full, into.retain))
-        settings = PatchSettings(None, into.last_layer)
+    for patching, wanted in wants.items():
+        unique = {w.key: w for w in wanted}
+        full, retain = (unquantised(second_model(args, path)) for path in (patching.full, patching.retain))
+        settings = PatchSettings(None, patching.last_layer)
         entities += len(unique)
         missing: dict[str, int] = {}  # want -> how many sources lack it
         for source in {h.identity: h for h in (retain, model)}.values():
-            if source.identity == full.identity and into.last_layer == "residual":
+            if source.identity == full.identity and patching.last_layer == "residual":
                 continue  # the full model patched with itself is itself
             have = {} if fresh else patched_folder(directory, full, source, settings).load()
             lacking = [k for k in unique if k not in have]

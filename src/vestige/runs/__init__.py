@@ -24,10 +24,10 @@ Reading runs, of whatever kind:
     evaluation.py   evaluations as a kind of run: load_outcome, rescore, account_of
     compare.py      compare: values of several runs; explain_difference: why two differ; published: a paper's numbers
     verify.py       verify: digests, and the numbers computed again
-    archive.py      pack, unpack: runs in one portable file; shared: copies without secrets
+    archive.py      pack, unpack: runs in one portable file; opened: archives where runs are expected
     publish.py      publish: a run's numbers in W&B, MLflow, TensorBoard or as a model card
     imports.py      results of other tools
-    plan.py         make_plan, served_plan: what a run would cost
+    plan.py         plan_of: what a run would cost; make_plan, plan_served
     explain.py      explain, listing: metrics, suites and settings in words
 
 A run directory has a manifest.json:

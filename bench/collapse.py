@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import Beside, over_forwards, save
-from vestige.collect.backend import Cost
+from measure import Comparison, over_forwards, save, time_in_turns
 from vestige.collect.cross import CrossScorer
 
 VOCAB = 4096
@@ -69,47 +66,33 @@ def one_by_one(model: Any, prompts: list[Any], reasonings: list[Any]) -> np.ndar
     return out
 
 
-def best(run: Callable[[], Any], repeat: int) -> tuple[Any, float]:
-    seconds = []
-    for _ in range(repeat):
-        start = time.process_time()
-        result = run()
-        seconds.append(time.process_time() - start)
-    return result, min(seconds)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"with {SAMPLES} reasonings each")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    found = []
     model = make_model()
-    print("workload   one by one     vestige   times faster   tokens, theirs / ours   largest relative difference")
+    found = []
     for name, collapsed in (("main", False), ("collapsed", True)):
         prompts, reasonings = workload(collapsed, args.prompts)
-        costs: list[Cost] = []
 
-        def ours(prompts: Any = prompts, reasonings: Any = reasonings, costs: Any = costs) -> np.ndarray:
+        def ours(prompts: Any = prompts, reasonings: Any = reasonings) -> np.ndarray:
             scorer = CrossScorer(model)
             sums = scorer(prompts, reasonings).sums
             assert not scorer.plain, scorer.cost.notes
-            costs.append(scorer.cost)
             return sums
 
-        fast, fast_seconds = best(ours, args.repeat)
-        slow, slow_seconds = best(lambda p=prompts, r=reasonings: one_by_one(model, p, r), args.repeat)
-        gap = float(np.max(np.abs(fast - slow) / np.abs(slow)))
-        pushed = sum(len(x) + len(z) for x in prompts for z in reasonings)
-        print(
-            f"{name:10} {slow_seconds:8.2f} s {fast_seconds:9.2f} s {slow_seconds / fast_seconds:14.2f}"
-            f"   {pushed:,} / {costs[-1].score_tokens:,}   {gap:.1e}"
-        )
+        def theirs(prompts: Any = prompts, reasonings: Any = reasonings) -> np.ndarray:
+            return one_by_one(model, prompts, reasonings)
+
+        results, seconds = time_in_turns({"ours": ours, "theirs": theirs}, args.repeat)
+        gap = float(np.max(np.abs(results["ours"] - results["theirs"]) / np.abs(results["theirs"])))
         found.append(
-            Beside(
-                "collapse", f"{args.prompts} prompts, {name}", "one forward per prompt and reasoning", slow_seconds,
-                fast_seconds, gap < 1e-4, f"{fast.size:,} sums within {gap:.0e}", over_forwards(ours),
+            Comparison(
+                "collapse", f"{args.prompts} prompts, {name}", "one forward per prompt and reasoning",
+                seconds["theirs"], seconds["ours"], gap < 1e-4, f"{results['ours'].size:,} sums within {gap:.0e}",
+                over_forwards(ours),
             )
         )  # fmt: skip
     save(args.json, found)

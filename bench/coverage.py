@@ -3,8 +3,8 @@
     python bench/coverage.py [--repetitions 1000] [--resamples 1000] [--seed 0] [--write docs/statistics.md]
 
 Rows that are independent: for each statistic and number of rows, the share of intervals that hold the truth, those
-that miss on either side, and their mean width; how often the KS test rejects two equal models on the same rows; and the
-seconds that 10,000 resamplings of a suite of TOFU's size take. A share between 92 and 98 % passes.
+that miss on either side, and their mean width; and how often the KS test rejects two equal models on the same rows. A
+share between 92 and 98 % passes.
 
 Rows in clusters, 20 on average, of equal size or of 5 to 35 rows: the share of intervals with clusters as the unit that
 hold the truth, and beside it that of intervals that take rows for independent. A share between 93 and 97 % passes: for
@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from scipy.special import ndtr
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from measure import replace_section
 from vestige.stats import bootstrap, clusters, vectors
 from vestige.stats.bootstrap import Sample, Statistic, sample
 from vestige.stats.vectors import student_reach
@@ -104,23 +106,6 @@ def ks_cover(n: int, repetitions: int, resamples: int, seed: int) -> tuple[float
         held += test.distance <= np.quantile(reach, bootstrap.LEVEL) + 1e-12
         rejected += test.p < 1 - bootstrap.LEVEL
     return held / repetitions, rejected / repetitions
-
-
-def tofu_seconds(resamples: int = 10_000) -> float:
-    """A suite of TOFU's size: 36 means, 6 AUCs, a harmonic mean and a KS distance on sets of 400 and 100 rows."""
-    rng = np.random.default_rng(0)
-    sizes = {"forget": 400, "retain": 400, "authors": 100, "facts": 117}
-    means = {f"{g} {i}": sample(rng.random(n), g) for i in range(9) for g, n in sizes.items()}
-    attacks = [(sample(rng.random(400), "forget"), sample(rng.random(400), "holdout")) for _ in range(6)]
-    statistics: dict[str, Statistic] = {name: bootstrap.mean(s) for name, s in means.items()}
-    statistics |= {f"attack {i}": bootstrap.auc(*pair) for i, pair in enumerate(attacks)}
-    statistics["utility"] = bootstrap.harmonic_mean([bootstrap.mean(s) for s in list(means.values())[:9]])
-    statistics["distance"] = bootstrap.ks_deviation(attacks[0][0], attacks[1][0])
-    start = time.perf_counter()
-    pooled = [*means.values(), *(s for pair in attacks for s in pair)]
-    for draws in bootstrap.Resampler(pooled, resamples).draws(statistics).values():
-        bootstrap.interval(draws, 100)
-    return time.perf_counter() - start
 
 
 # ---- rows in clusters ---------------------------------------------------------------------------------------------
@@ -314,16 +299,6 @@ WORDS = {
 }
 
 
-def put(page: Path, mark: str, lines: Sequence[str]) -> None:
-    """Replaces what is between a page's marks."""
-    text = page.read_text()
-    head, start, rest = text.partition(f"<!-- {mark}: written by bench/coverage.py -->\n")
-    _, end, tail = rest.partition("<!-- end -->")
-    if not start or not end:
-        raise SystemExit(f"{page} has no marks for {mark}")
-    page.write_text(f"{head}{start}\n" + "\n".join(lines) + f"\n\n{end}{tail}")
-
-
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--repetitions", type=int, default=1000)
@@ -338,8 +313,8 @@ def main() -> int:
             lines, good = table(args.repetitions, args.resamples, args.seed)
             passed &= good
             if args.write:
-                put(args.write, mark, lines)
-    print(f"10,000 resamplings of a suite of TOFU's size: {tofu_seconds():.1f} s")
+                opened = f"<!-- {mark}: written by bench/coverage.py -->"
+                replace_section(args.write, "\n" + "\n".join(lines) + "\n", opened, "<!-- end -->")
     return 0 if passed else 1
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from table import circumstances, markdown, put
+from measure import DOCS, circumstances, markdown, replace_section, time_in_turns
 from vestige.collect.forward import logits_at
 from vestige.models.attention import without_copies
 from vestige.models.kv_cache import SlotCache
@@ -32,8 +31,6 @@ OPEN, CLOSE = "<!-- decoding table -->", "<!-- /decoding table -->"
 WIDTH, INNER, KEPT, VOCABULARY, LAYERS = 576, 1536, 192, 49152, 30
 # Of one layer: query and output, key and value, gate and up, down. (inputs, outputs): how many
 PRODUCTS = {(WIDTH, WIDTH): 2, (WIDTH, KEPT): 2, (WIDTH, INNER): 2, (INNER, WIDTH): 1}
-
-
 HEAD = (
     f"a step at {LAYERS} layers, ms", "share of the matrix rate",
     "per layer beside products, ms", "of it attention, ms",
@@ -58,19 +55,8 @@ def filled(model: Any, rows: int, columns: int, room: int) -> SlotCache:
     return cache
 
 
-def least(works: dict[object, Callable[[], Any]], repeat: int) -> dict[object, float]:
-    """Processor seconds of each, in turn."""
-    out = dict.fromkeys(works, float("inf"))
-    for _ in range(repeat):
-        for name, work in works.items():
-            start = time.process_time()
-            work()
-            out[name] = min(out[name], time.process_time() - start)
-    return out
-
-
 @torch.inference_mode()
-def measured(args: argparse.Namespace) -> dict[object, float]:
+def measured(args: argparse.Namespace) -> dict[Any, float]:
     """Seconds of a step, of the attention of one layer, and of each product by its shape."""
     model = make_model(args.layers)
     mask = torch.ones((args.rows, args.columns + args.repeat + 1), dtype=torch.long)  # and one to warm up
@@ -86,7 +72,7 @@ def measured(args: argparse.Namespace) -> dict[object, float]:
                 position_ids=torch.full((args.rows, 1), args.columns), past_key_values=cache, use_cache=True,
             )  # fmt: skip
 
-    works: dict[object, Callable[[], Any]] = {"step": step}
+    works: dict[Any, Callable[[], Any]] = {"step": step}
     query = torch.randn((args.rows, 9, 1, 64))
     keys, values = (torch.randn((args.rows, 3, args.columns, 64)) for _ in range(2))
     allowed = mask[:, None, None, : args.columns].bool()
@@ -96,10 +82,10 @@ def measured(args: argparse.Namespace) -> dict[object, float]:
         works[k, n] = lambda x=x, weight=weight: linear(x, weight)  # type: ignore[misc]
     for work in works.values():
         work()  # kernels are chosen once
-    return least(works, args.repeat)
+    return time_in_turns(works, args.repeat)[1]
 
 
-def at_rest(products: dict[object, float], layers: int) -> float:
+def at_rest(products: dict[Any, float], layers: int) -> float:
     """Seconds of a step's products, at so many layers."""
     return products[WIDTH, VOCABULARY] + layers * sum(count * products[shape] for shape, count in PRODUCTS.items())
 
@@ -123,7 +109,7 @@ def main() -> None:
     section = f"{said}\n\n{markdown(HEAD, [[f'{1000 * whole:.0f}', f'{100 * products / whole:.0f} %', *ms]])}"
     print(section)
     if args.write:
-        put(section, OPEN, CLOSE)
+        replace_section(DOCS / "bench.md", section, OPEN, CLOSE)
 
 
 if __name__ == "__main__":

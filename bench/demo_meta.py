@@ -1,9 +1,9 @@
-"""Pools of tiny models made, evaluated and attacked, and every metric put on the bench with them.
+"""Pools of tiny models made, evaluated and attacked, and every metric judged with them.
 
     python bench/demo_meta.py [--out DIR] [--seed N] [--pool-size N] [--slots N]
 
-    pools --sweep--> runs --meta--> faithfulness, axes, robustness --> tables and three pictures
-    bench ---------> runs --meta--> the verdict's words beside the truth
+    pools --sweep--> runs --meta--> faithfulness, axes, robustness --> tables
+    bench ---------> runs --meta--> the verdict's words next to the truth
 
 All work goes through sweeps, so a second run does only what is missing.
 """
@@ -11,36 +11,51 @@ All work goes through sweeps, so a second run does only what is missing.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from known_models.plans import CURVE_STEPS, JUDGED, STEPS, plans, pool_files, processes, write_yaml
+import yaml
+
 from known_models.pools import PoolLab, PoolSettings, build_pools
 from known_models.verdict_models import BenchSettings
 from known_models.verdict_runs import run_bench
 from vestige.errors import UserError
 from vestige.guard import read_json
+from vestige.io import write_file
 from vestige.meta import files
-from vestige.meta.pools import Attacks, Pools, read_attacks, read_pools
+from vestige.meta.robustness import one_sided_r
 from vestige.meta.run import MetaAsk, meta
-from vestige.metrics.cards import KNOWN, direction_of
 from vestige.numeric import number
 from vestige.show.progress import hushed
 from vestige.show.tables import table
+from vestige.stress.attacks import OURS
 from vestige.sweep.plan import read_plan
 from vestige.sweep.run import How, sweep
 
-SHOWN = ("es", "prob", "mia_min_k", "uds")  # the columns of the picture before and after attacks
 ORDER = {"pools.yaml": "faithfulness", "methods.yaml": "axes", "robustness.yaml": "robustness"}
+# Everything the published tables have of outputs, by their short names; utility and fluency serve the axes.
+OUTPUTS = (
+    "em", "es", "prob", "paraprob", "truth_ratio", "rouge", "para_rouge", "jailbreak_rouge",
+    "mia_loss", "mia_zlib", "mia_min_k", "mia_min_kpp",
+)  # fmt: skip
+METRICS = (*OUTPUTS, "model_utility", "forget_Q_A_gibberish")
+# What is judged; parents of metrics (the probability of wrong answers) are in the runs, too.
+JUDGED = (*OUTPUTS, *(f"s_{name}" for name in OUTPUTS if name.startswith("mia_")), "uds")
+DIALECT = "depth-score"  # the short names' own definitions
+# Relearning as the lab needs it: the published rate is for models a thousand times as large.
+STEPS = 8  # two passes over the forget rows
+ATTACKS = {"relearn": {"lr": 5e-4, "batch_size": 8, "accumulation": 1, "steps": STEPS}, "quantise": {"bits": 4}}
 
 
-def demo_meta(out: Path, settings: PoolSettings, asked: int | None = None, bench: BenchSettings | None = None) -> int:
+def demo_meta(out: Path, settings: PoolSettings, slots: int | None = None, bench: BenchSettings | None = None) -> int:
     """Returns the exit status: that of the first sweep that failed, or 0. `bench`: the verdict's, made at the end."""
     if settings.size < 2:
         raise UserError(f"--pool-size is {settings.size}; a pool needs at least 2 models.")
-    slots = processes(asked)
+    if slots is None:
+        slots = min(2, os.cpu_count() or 1)
     print(f"Making {settings.size} + {settings.size} models of the pools and the unlearned ones in {out / 'lab'} ...")
     lab = build_pools(out / "lab", settings, max(1, slots))
     for name, body in plans(lab, out).items():
@@ -49,47 +64,86 @@ def demo_meta(out: Path, settings: PoolSettings, asked: int | None = None, bench
             status = sweep(plan, How(slots=slots))
         if status:
             return status
-    print(judge(lab, out))
+    for file, body in pool_files(lab).items():
+        print(meta(ORDER[file], MetaAsk(write_yaml(out / file, body), out=out, metrics=JUDGED, rows=0)), end="\n\n")
+    print(statements(lab, out))
     if bench is not None:
-        print(judge_verdict(out, bench))
+        print("\nMaking models of which it is known whether they forgot, and testing the verdict ...", flush=True)
+        run_bench(out / "bench" / f"s{bench.seed}", bench)
+        print(meta("verdict", MetaAsk(out / "bench", out=out / "verdict")))
     return 0
 
 
-def judge_verdict(out: Path, bench: BenchSettings) -> str:
-    """Models of known truth, made and tested, and the words that the verdict finds for them."""
-    print(
-        "\nMaking models of which it is known whether they forgot, and putting the verdict to the test ...", flush=True
-    )
-    run_bench(out / "bench" / f"s{bench.seed}", bench)
-    return meta("verdict", MetaAsk(out / "bench", out=out / "verdict"))
+# ---- files: sweep plans, and what `vestige meta` reads ---------------------------------------------------------------
 
 
-def judge(lab: PoolLab, out: Path) -> str:
-    """The three questions, what the lab should show, and the pictures; from finished runs, without a model."""
-    pages = []
-    for file, body in pool_files(lab).items():
-        path = write_yaml(out / file, body)
-        pages.append(meta(ORDER[file], MetaAsk(path, out=out, metrics=JUDGED, rows=0)))
-    pools, attacks = read_pools(out / "pools.yaml"), read_attacks(out / "robustness.yaml")
-    curve = recovery(out)
-    pages.append(statements(lab, out, curve))
-    drawn = draw(out, pools, attacks, curve)
-    return "\n\n".join([*pages, f"pictures: {', '.join(map(str, drawn))}"])
+def plans(lab: PoolLab, out: Path) -> dict[str, dict[str, Any]]:
+    """Two sweeps: the pools as they are, and the unlearned models with both attacks."""
+    key = "+eval.tofu.metrics.forget_Q_A_gibberish.classifier_model_args.pretrained_model_name_or_path"
+    judge = str(lab.judge.absolute()).replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${")
+    # Intervals over rows are left out: meta-evaluation has its own, over models.
+    overrides = ["stats.resamples=0", f"{key}='{judge}'"]
+    models, data = lab.models(), {"data": str(lab.data)}
+    suites = {
+        "tofu": {**data, "metrics": list(METRICS), "dialect": DIALECT, "overrides": overrides},
+        "depth": {"full": str(models["full"]), "data": str(lab.data / "forget.jsonl"), "resamples": 0},
+    }
+
+    def plan(name: str, names: Iterable[str], **more: Any) -> dict[str, Any]:
+        places = {n: str(models[n]) for n in names}
+        body = {"out": str(out / name), "retain": "retain", "models": places, "suites": suites}
+        return {**body, "threads": 1, "free_space": "200 MB", **more}
+
+    return {
+        "pools": plan("pools", ["full", "retain", *lab.models("P", "N")]),
+        "attacks": plan("attacks", ["retain", *lab.models("unlearned")], attacks=ATTACKS),
+    }
 
 
-def recovery(out: Path) -> dict[str, list[tuple[float, float]]]:
-    """The forget probability of each model of the curve at each number of relearning steps, 0 first."""
-    attacked = read_json(out / "attacks" / "sweep.json")["results"]["tofu"]
-    more = read_json(out / "curve" / "sweep.json")["results"]["tofu"]
-    names = [name for name in more if "+" not in name]
-    budgets = sorted({*CURVE_STEPS, STEPS})
+def runs_of(folder: str, model: str, attack: str | None = None) -> list[str]:
+    """A model's two runs, relative to the pool files."""
+    name = model if attack is None else f"{model}+{attack}"
+    return [f"{folder}/runs/{suite}/{name}" for suite in ("tofu", "depth")]
 
-    def value(name: str, steps: int) -> float | None:
-        found = attacked.get(f"{name}+relearn") if steps == STEPS else more.get(f"{name}+relearn-{steps}")
-        return prob_of(found)
 
-    lines = {name: [(0, prob_of(more[name])), *((n, value(name, n)) for n in budgets)] for name in names}
-    return {name: [(float(n), v) for n, v in line if v is not None] for name, line in lines.items()}
+def pool_files(lab: PoolLab) -> dict[str, dict[str, Any]]:
+    """What `vestige meta` reads: faithfulness, axes, robustness."""
+
+    def listed(folder: str, *pools: str) -> list[dict[str, Any]]:
+        return [{"model": name, "run": runs_of(folder, name)} for name in lab.models(*pools)]
+
+    def states(name: str) -> dict[str, Any]:
+        found = {"before": runs_of("attacks", name)}
+        for attack, record in OURS.items():
+            if record.state:
+                found[record.state] = runs_of("attacks", name, attack)
+        return found
+
+    methods = {r.name: r.unlearning.method for r in lab.recipes if r.unlearning is not None}
+    retain = {"retain": runs_of("pools", "retain")}
+    return {
+        "pools.yaml": {**retain, "positive": listed("pools", "P"), "negative": listed("pools", "N")},
+        "methods.yaml": {
+            **retain,
+            "full": runs_of("pools", "full"),
+            "models": [{**entry, "method": methods[entry["model"]]} for entry in listed("attacks", "unlearned")],
+        },
+        "robustness.yaml": {
+            "retain": states("retain"),
+            "models": [{"model": name, **states(name)} for name in lab.models("unlearned")],
+        },
+    }
+
+
+def write_yaml(path: Path, body: Mapping[str, Any]) -> Path:
+    """The same body, the same bytes; a file that is already so is left alone."""
+    text = yaml.safe_dump(dict(body), sort_keys=False, width=120).encode()
+    if not path.is_file() or path.read_bytes() != text:
+        write_file(path, text)
+    return path
+
+
+# ---- what the lab should show ----------------------------------------------------------------------------------------
 
 
 def prob_of(summary: Mapping[str, Any] | None) -> float | None:
@@ -97,7 +151,7 @@ def prob_of(summary: Mapping[str, Any] | None) -> float | None:
     return next((v for n in ("forget_Q_A_Prob", "prob") if (v := (summary or {}).get(n)) is not None), None)
 
 
-def statements(lab: PoolLab, out: Path, curve: Mapping[str, list[tuple[float, float]]]) -> str:
+def statements(lab: PoolLab, out: Path) -> str:
     """What must hold on a lab of known answers, with the numbers: forgetting, faithfulness, return."""
     body, attacked = read_json(out / files.META_EVAL), read_json(out / "attacks" / "sweep.json")["results"]["tofu"]
     full = prob_of(read_json(out / "pools" / "sweep.json")["results"]["tofu"]["full"])
@@ -105,15 +159,15 @@ def statements(lab: PoolLab, out: Path, curve: Mapping[str, list[tuple[float, fl
     now = {name: prob_of(attacked[name]) for name in ("retain", *lab.models("unlearned"))}
     after = {name: prob_of(attacked[f"{name}+relearn"]) for name in now}
     gain = {name: a - b for name in now if (a := after[name]) is not None and (b := now[name]) is not None}
-    rows = [
-        [n, number(now[n]), number(after[n]), number(gain[n]), number(one_sided(gain, n)), _curve_cell(curve.get(n))]
-        for n in gain
-    ]
+    rows = []
+    for name in gain:
+        r = None if name == "retain" else one_sided_r(gain[name], gain["retain"])
+        rows.append([name, *map(number, (now[name], after[name], gain[name], r))])
     aucs = {n: b["auc_roc"] for n, b in body["faithfulness"].items() if b["auc_roc"] is not None}
     low = [f"{n} {a:.3f}" for n, a in aucs.items() if a <= 0.8]
     lowered = [n for n in gain if n != "retain" and (now[n] or 0.0) < full]
     regained = [n for n in gain if n != "retain" and gain[n] > gain["retain"]]
-    heads = ["model", "prob", f"after {STEPS} steps", "gain", "R", "prob by steps"]
+    heads = ["model", "prob", f"after {STEPS} steps", "gain", "R"]
     return "\n".join(
         [
             f"forget probability (full model: {full:.4f}), before and after relearning",
@@ -127,46 +181,6 @@ def statements(lab: PoolLab, out: Path, curve: Mapping[str, list[tuple[float, fl
             f"control ({gain['retain']:+.4f}) in {STEPS} steps (R < 1).",
         ]
     )
-
-
-def one_sided(gain: Mapping[str, float], name: str) -> float | None:
-    """R of one model on the forget probability, by the rule that counts recovery only."""
-    from vestige.meta.robustness import one_sided_r
-
-    return None if name == "retain" else one_sided_r(gain[name], gain["retain"])
-
-
-def _curve_cell(line: list[tuple[float, float]] | None) -> str:
-    return " ".join(f"{int(n)}:{v:.2f}" for n, v in line or [])
-
-
-def draw(out: Path, pools: Pools, attacks: Attacks, curve: Mapping[str, list[tuple[float, float]]]) -> list[Path]:
-    """The three pictures."""
-    from known_models.pictures import before_and_after, pool_histograms, recovery_curves
-    from vestige.show.figures import save
-
-    cuts = files.read_thresholds(out / files.THRESHOLDS)
-
-    def m(metric: str, value: float | None) -> float | None:
-        return None if value is None else direction_of(metric).m(value)
-
-    def side(models: Any, metric: str) -> list[float]:
-        return [x for model in models if (x := m(metric, model.value(metric))) is not None]
-
-    panels = {n: (side(pools.positive, n), side(pools.negative, n), cuts[n].m) for n in KNOWN if n in cuts}
-    points = {
-        (state, metric): {
-            model.name: (m(metric, model.value("before", metric)), m(metric, model.value(state, metric)))
-            for model in (attacks.retain, *attacks.models)
-        }
-        for state in ("relearning", "quantization")
-        for metric in SHOWN
-    }
-    return [
-        save(pool_histograms(panels), out / "pools.png", dpi=110),
-        save(before_and_after(points, control="retain"), out / "attacks.png", dpi=110),
-        save(recovery_curves(curve, "forget probability", control="retain"), out / "recovery.png", dpi=110),
-    ]
 
 
 def main() -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import Beside, operations, over_forwards, save
+from measure import Comparison, operations, over_forwards, save, time_in_turns
 from vestige.collect.backend import Cost
 from vestige.collect.layered_patching import Patcher
 from vestige.collect.patch import PatchPlan, collect_states, make_plan
@@ -104,17 +103,10 @@ def ours(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    for name, default in (
-        ("layers", 12),
-        ("width", 384),
-        ("vocab", 32000),
-        ("tokens", 100),
-        ("span", 8),
-        ("after", 15),
-    ):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sizes = {"layers": 12, "width": 384, "vocab": 32000, "tokens": 100, "span": 8, "after": 15, "examples": 4}
+    for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--examples", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8, help="examples in a forward, on our side (our default)")
     parser.add_argument("--peer-batch", type=int, default=1, help="on the other side (published code's default)")
@@ -123,14 +115,6 @@ def main() -> None:
     full, *sources = (make_model(seed, args) for seed in range(3 + MORE))
     wants, texts = make_wants(args)
     plan = make_plan(full)
-    seconds: dict[str, list[float]] = {}
-    worst = 0.0
-
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        start = time.process_time()
-        result = work()
-        seconds.setdefault(name, []).append(time.process_time() - start)
-        return result
 
     def layer_by_layer(chosen: Sequence[Any], clean: bool) -> dict[str, list[np.ndarray]]:
         size = args.peer_batch
@@ -138,36 +122,36 @@ def main() -> None:
         parts = [naive(full, chosen, wants[i : i + size], texts[i : i + size], clean) for i in starts]
         return {key: scores for part in parts for key, scores in part.items()}
 
-    for _ in range(args.rounds):
-        mine = timed("ours 2", lambda: ours(full, sources[:2], wants, plan, args.batch_size))
-        theirs = timed("naive 2", lambda: layer_by_layer(sources[:2], True))
-        timed("ours more", lambda: ours(full, sources, wants, plan, args.batch_size))
-        timed("naive 1", lambda: layer_by_layer(sources[2:3], False))
-        for key, scores in theirs.items():
-            worst = max(worst, *(float(np.abs(a - b).max()) for a, b in zip(mine[key], scores, strict=True)))
-    best = {name: min(values) for name, values in seconds.items()}  # the least disturbed round
-    more = (best["ours more"] - best["ours 2"]) / MORE
-    print(f"{args.layers} layers, width {args.width}, {args.tokens} tokens, span {args.span}, vocabulary {args.vocab}")
-    overhead: float | None = over_forwards(lambda: ours(full, sources[:2], wants, plan, args.batch_size))
-    outcomes: list[Beside] = []
-    two = operations(lambda: ours(full, sources[:2], wants, plan, args.batch_size))
-    fewer = {
-        "S1 + S2": operations(lambda: layer_by_layer(sources[:2], True)) / two,
-        "a further model": operations(lambda: layer_by_layer(sources[2:3], False))
-        * MORE
-        / (operations(lambda: ours(full, sources, wants, plan, args.batch_size)) - two),
+    ways: dict[str, Callable[[], Any]] = {
+        "ours, two": lambda: ours(full, sources[:2], wants, plan, args.batch_size),
+        "peer, two": lambda: layer_by_layer(sources[:2], True),
+        "ours, more": lambda: ours(full, sources, wants, plan, args.batch_size),
+        "peer, one": lambda: layer_by_layer(sources[2:3], False),
     }
-    for name, them, us in (("S1 + S2", best["naive 2"], best["ours 2"]), ("a further model", best["naive 1"], more)):
-        print(f"{name:<16} naive {them:.2f} s, ours {us:.2f} s: {them / us:.1f}x; {fewer[name]:.1f}x fewer operations")
-        outcomes.append(
-            Beside(
-                "depth", f"{args.layers} layers, {name}", "one full forward per layer", them, us,
-                worst < 1e-4, f"every score within {worst:.0e}", overhead, fewer=fewer[name],
-            )
-        )  # fmt: skip
-        overhead = None  # of the whole, not of a difference
-    print(f"largest difference of a score: {worst:.1e}")
-    save(args.json, outcomes)
+    results, seconds = time_in_turns(ways, args.rounds)
+    counts = {name: operations(work) for name, work in ways.items()}
+    gaps = []
+    for key, scores in results["peer, two"].items():
+        gaps += [float(np.abs(a - b).max()) for a, b in zip(results["ours, two"][key], scores, strict=True)]
+    equal, words, peer = max(gaps) < 1e-4, f"every score within {max(gaps):.0e}", "one full forward per layer"
+    two = Comparison(
+        "depth", f"{args.layers} layers, S1 + S2", peer, seconds["peer, two"], seconds["ours, two"], equal, words,
+        over_forwards(ways["ours, two"]), fewer=counts["peer, two"] / counts["ours, two"],
+    )  # fmt: skip
+    # One further model is a third of what three of them add; there is no overhead of a difference.
+    further = (seconds["ours, more"] - seconds["ours, two"]) / MORE
+    fewer = counts["peer, one"] * MORE / (counts["ours, more"] - counts["ours, two"])
+    more = Comparison(
+        "depth",
+        f"{args.layers} layers, a further model",
+        peer,
+        seconds["peer, one"],
+        further,
+        equal,
+        words,
+        fewer=fewer,
+    )
+    save(args.json, [two, more])
 
 
 if __name__ == "__main__":

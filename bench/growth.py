@@ -14,14 +14,13 @@ visible. Growth that is steeper by definition is named, and so is what it is exp
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import logging
 import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,19 +33,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 
 import growth_jobs as jobs
-from measure import alone, crowded, machine
-from table import PAGE, markdown
+from measure import DOCS, alone, circumstances, markdown, replace_section
 
 QUADRATIC = 2.0
 OPEN, CLOSE = "<!-- many rows -->", "<!-- /many rows -->"
-MANY = (
-    "",
-    "rows of each split",
-    "CPU s",
-    "peak MB above the start",
-    "ms per further pair of rows",
-    "KB per further pair",
-)
+MANY = ("", "rows of each split", "CPU s", "peak MB above the start", "ms per further pair", "KB per further pair")
 SLACK = 1.25  # a ratio of up to 2 * SLACK counts as near-linear: caches and attention take their share
 
 
@@ -87,6 +78,10 @@ class Growth:
         """Peak memory that one more of what doubles takes, from the last doubling: what is held anyway is left out."""
         return 1024 * (self.megabytes[-1] - self.megabytes[-2]) / (self.sizes[-1] - self.sizes[-2])
 
+    def to_json(self) -> dict[str, Any]:
+        more = {"ratios": self.ratios, "per_doubling": per_doubling(self.sizes, self.seconds)}
+        return asdict(self) | more | {"kilobytes": self.kilobytes_each}
+
 
 CELLS = "cells of the matrix: prompts x reasonings, and reasonings come with prompts"
 STAIRS = "each layer's patch climbs the layers above it"
@@ -113,17 +108,6 @@ AXES = (
 )
 
 
-def sizes_of(axis: Axis, doublings: int, shrink: int, rows: tuple[int, int] | None = None) -> list[int]:
-    """What is measured: some doublings, or rows from the first number to the second."""
-    if rows is None or axis.name != "rows":
-        start = max(1, axis.start // shrink)
-        return [start * 2**i for i in range(doublings + 1)]
-    sizes = [min(rows)]
-    while sizes[-1] < max(rows):
-        sizes.append(min(2 * sizes[-1], max(rows)))
-    return sizes
-
-
 def grow(axis: Axis, sizes: list[int], repeat: int) -> Growth:
     spent = [
         alone(lambda n=n: axis.job(**dict(axis.held), **{axis.name: n}), lambda: axis.job()(), repeat)  # type: ignore[misc]
@@ -141,48 +125,30 @@ def per_doubling(sizes: list[int], seconds: list[float]) -> float:
     return (seconds[-1] / seconds[0]) ** (1 / math.log2(sizes[-1] / sizes[0]))
 
 
-def all_growths(args: argparse.Namespace) -> Iterator[Growth]:
-    rows = (args.first, args.to) if args.to else None
-    for axis in AXES:
-        if args.only in (None, axis.capability) and args.axis in (None, axis.name):
-            yield grow(axis, sizes_of(axis, *((1, 4) if args.smallest else (2, 1)), rows), args.repeat)
-
-
-def line(growth: Growth) -> str:
-    """One axis in one line, as soon as it is known."""
-
-    def listed(values: list[float], digits: int) -> str:
-        return " / ".join(f"{v:.{digits}f}" for v in values)
-
-    over = "" if growth.overhead is None else f"{growth.overhead:5.0%} over forwards"
-    parts = [
-        f"{growth.capability + ', ' + growth.axis:24}",
-        f"{' / '.join(map(str, growth.sizes)):>20}",
-        f"{listed(growth.seconds, 2):>22} s",
-        f"x {listed(growth.ratios, 2):<12}",
-        f"{listed(growth.megabytes, 0):>16} MB",
-        f"{growth.kilobytes_each:6.0f} KB each",
-        over,
-        growth.expected,
-        "" if growth.good else "STEEPER",
-    ]
-    return "  ".join(parts)
+def sizes_of(axis: Axis, args: argparse.Namespace) -> list[int]:
+    """What is measured: two doublings, one for a trial, or rows until there are so many as --to says."""
+    if args.to and axis.name == "rows":
+        sizes = [args.first]
+        while sizes[-1] < args.to:
+            sizes.append(min(2 * sizes[-1], args.to))
+        return sizes
+    if args.smallest:
+        start = max(1, axis.start // 4)
+        return [start, 2 * start]
+    return [axis.start, 2 * axis.start, 4 * axis.start]
 
 
 def many_rows(found: list[Growth]) -> str:
     """A line for each size: what it took, and what each row of the step before it added."""
     lines = []
     for growth in found:
-        steps = zip(growth.sizes, growth.seconds, growth.megabytes, strict=True)
         last = (0, 0.0, 0.0)
-        for size, seconds, megabytes in steps:
+        for size, seconds, megabytes in zip(growth.sizes, growth.seconds, growth.megabytes, strict=True):
             more = size - last[0]
             each = [f"{1000 * (seconds - last[1]) / more:.1f}", f"{1024 * (megabytes - last[2]) / more:.0f}"]
             lines.append([growth.capability, f"{size:,}", f"{seconds:.0f}", f"{megabytes:.0f}", *each])
             last = (size, seconds, megabytes)
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    said = f"{machine()}; one thread; {today}." + (f" {crowded()[:1].upper() + crowded()[1:]}." if crowded() else "")
-    return f"{said}\n\n{markdown(MANY, lines)}"
+    return f"{circumstances()}\n\n{markdown(MANY, lines)}"
 
 
 def main() -> int:
@@ -191,9 +157,7 @@ def main() -> int:
     parser.add_argument("--smallest", action="store_true", help="quarter sizes, one doubling: does it work?")
     parser.add_argument("--repeat", type=int, default=3, help="rounds of each size; the least disturbed counts")
     parser.add_argument("--axis", choices=sorted({a.name for a in AXES}), help="one thing that doubles")
-    parser.add_argument(
-        "--from", type=int, default=32, dest="first", metavar="ROWS", help="with --to: where rows start"
-    )
+    parser.add_argument("--from", type=int, default=32, dest="first", metavar="ROWS", help="with --to: the first size")
     parser.add_argument("--to", type=int, default=0, metavar="ROWS", help="double rows until there are so many")
     parser.add_argument("--write", action="store_true", help="the table of many rows into docs/bench.md")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -202,23 +166,16 @@ def main() -> int:
     logging.disable(logging.WARNING)  # evaluations without retain logs say so each time
     found = []
     try:
-        for growth in all_growths(args):
-            print(line(growth), flush=True)
-            found.append(growth)
+        for axis in AXES:
+            if args.only in (None, axis.capability) and args.axis in (None, axis.name):
+                found.append(grow(axis, sizes_of(axis, args), args.repeat))
+                print(found[-1], flush=True)
     finally:
         shutil.rmtree(jobs.SCRATCH, ignore_errors=True)
-    print(f"\n{machine()}; one thread. {crowded()}")
     if args.json:
-        rows: list[dict[str, Any]] = [
-            asdict(g)
-            | {"ratios": g.ratios, "per_doubling": per_doubling(g.sizes, g.seconds), "kilobytes": g.kilobytes_each}
-            for g in found
-        ]
-        args.json.write_text(json.dumps(rows, indent=1))
+        args.json.write_text(json.dumps([growth.to_json() for growth in found], indent=1))
     if args.write:
-        before, rest = PAGE.read_text(encoding="utf-8").split(OPEN, 1)
-        text = f"{before}{OPEN}\n{many_rows(found)}\n{CLOSE}{rest.split(CLOSE, 1)[1]}"
-        PAGE.write_text(text, encoding="utf-8")
+        replace_section(DOCS / "bench.md", many_rows(found), OPEN, CLOSE)
     return 0 if all(g.good for g in found) else 1
 
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import print_table
+from measure import markdown, measured_memory
 
 LIMIT = 1.15  # of the weights as they are held
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "families" / "llada"
@@ -76,19 +76,13 @@ def load_once(path: str, settings: dict[str, Any]) -> dict[str, float]:
 
     torch.set_num_threads(1)
     load_model(ModelArgs(str(GOLDEN)))  # whatever is imported late
-    before, start, disk = resident("VmRSS"), time.perf_counter(), bytes_read()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    loaded = load_model(ModelArgs(path, **settings))
+    start, disk = time.perf_counter(), bytes_read()
+    with measured_memory() as memory:
+        loaded = load_model(ModelArgs(path, **settings))
     took, read = time.perf_counter() - start, bytes_read() - disk
     sum(float(p.detach().reshape(-1)[::512].float().sum()) for p in loaded.model.parameters())  # every page is there
     held = sum(p.numel() * p.element_size() for p in loaded.model.parameters()) / 2**20
-    return {"held": held, "peak": (resident("VmHWM") - before) / held, "read": read, "seconds": took}
-
-
-def resident(line: str) -> float:
-    """Megabytes of this process in memory: now (VmRSS), or the most there were (VmHWM)."""
-    found = dict(row.split(":", 1) for row in Path("/proc/self/status").read_text().splitlines())
-    return int(found[line].split()[0]) / 1024
+    return {"held": held, "peak": memory["megabytes"] / held, "read": read, "seconds": took}
 
 
 def bytes_read() -> int:
@@ -130,7 +124,7 @@ def main() -> int:
         for way, r in found.items()
     ]
     print(f"LLaDA layout, {stored / 2**20:,.0f} MB in 6 shards; limit {LIMIT} x the weights\n")
-    print_table(["held as", "MB", "peak / weights", "read / files", "seconds"], rows)
+    print(markdown(("held as", "MB", "peak / weights", "read / files", "seconds"), rows))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
     return int(any(r["peak"] > LIMIT for r in found.values()))

@@ -1,7 +1,5 @@
 """The slow reference: TOFU's default metrics, computed the way existing frameworks do.
 
-    python bench/peer_loop.py MODEL_DIR DATA_DIR [--reference TOFU_EVAL.json] [--out TOFU_EVAL.json]
-
 Each metric makes its own padded passes through the model in batches of 32 rows, each ROUGE metric calls
 `generate`, and nothing is shared between metrics. It was written from the definitions alone and imports
 nothing from vestige, so it serves twice: to check vestige's numbers, and to say how much work vestige saves.
@@ -13,12 +11,9 @@ pad = eos), the end token counted in probabilities and left out of min-k and ext
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,22 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 from rouge_score.rouge_scorer import RougeScorer
-from scipy.stats import hmean, ks_2samp
+from scipy.stats import hmean
 from sklearn.metrics import roc_auc_score
 from torch.nn.functional import cross_entropy, log_softmax
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 IGNORE = -100
 FILES = ("forget", "retain", "holdout", "real_authors", "world_facts")
-TOP_LEVEL = (
-    "forget_truth_ratio",
-    "forget_quality",
-    "forget_Q_A_Prob",
-    "forget_Q_A_ROUGE",
-    "model_utility",
-    "privleak",
-    "extraction_strength",
-)
 
 Row = dict[str, Any]
 Item = tuple[list[int], list[int]]  # token ids, labels
@@ -57,19 +42,12 @@ class Peer:
     batch_size: int
     max_new_tokens: int
     counts: Counter[str] = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def pad_id(self) -> int:
         pad = self.tokenizer.pad_token_id
         return self.tokenizer.eos_token_id if pad is None else pad
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start
 
 
 def evaluate(
@@ -80,21 +58,18 @@ def evaluate(
     system_prompt: str | None,
     batch_size: int = 32,
     max_new_tokens: int = 200,
-    reference: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The default TOFU set. `reference` is a retain model's metrics (the same shape as what comes back)."""
+    """The default TOFU set, without a retain model: privleak is measured from an AUC of 0.5."""
     peer = Peer(model.eval(), tokenizer, system_prompt, batch_size, max_new_tokens)
-    reference = reference or {}
     with torch.no_grad():
         truth_ratio(peer, "forget_truth_ratio", data["forget"], "forget_Q_A", "paraphrased_answer", better="close")
-        forget_quality(peer, reference.get("forget_truth_ratio"))
         probability(peer, "forget_Q_A_Prob", data["forget"], "answer")
         rouge(peer, "forget_Q_A_ROUGE", data["forget"])
         model_utility(peer, data)
         mia_min_k(peer, data["forget"], data["holdout"])
-        privleak(peer, reference.get("mia_min_k"))
+        privleak(peer)
         extraction_strength(peer, data["forget"])
-    return {"metrics": peer.metrics, "seconds": peer.seconds, "counts": dict(peer.counts)}
+    return {"metrics": peer.metrics, "counts": dict(peer.counts)}
 
 
 # --- tokens ---
@@ -225,12 +200,11 @@ def scores(values: Sequence[float]) -> dict[str, dict[str, float]]:
 
 def probability(peer: Peer, name: str, rows: list[Row], column: str) -> list[dict[str, Any]]:
     """prob and avg_loss of an answer column; a column of lists gets one pass per position in the list."""
-    with peer.timed(name):
-        found: list[dict[str, Any]] = []
-        for chunk in batches(rows, peer.batch_size):
-            found += chunk_probability(peer, chunk, column)
-        agg = np.mean([np.mean(row["prob"]) for row in found])
-        peer.metrics[name] = {"agg_value": float(agg), "value_by_index": by_index(found)}
+    found: list[dict[str, Any]] = []
+    for chunk in batches(rows, peer.batch_size):
+        found += chunk_probability(peer, chunk, column)
+    agg = np.mean([np.mean(row["prob"]) for row in found])
+    peer.metrics[name] = {"agg_value": float(agg), "value_by_index": by_index(found)}
     return found
 
 
@@ -243,12 +217,11 @@ def chunk_probability(peer: Peer, chunk: Sequence[Row], column: str) -> list[dic
 
 
 def rouge(peer: Peer, name: str, rows: list[Row]) -> None:
-    with peer.timed(name):
-        found: list[dict[str, Any]] = []
-        for chunk in batches(rows, peer.batch_size):
-            found += generate_batch(peer, chunk)
-        agg = np.mean([row["rougeL_recall"] for row in found])
-        peer.metrics[name] = {"agg_value": float(agg), "value_by_index": by_index(found)}
+    found: list[dict[str, Any]] = []
+    for chunk in batches(rows, peer.batch_size):
+        found += generate_batch(peer, chunk)
+    agg = np.mean([row["rougeL_recall"] for row in found])
+    peer.metrics[name] = {"agg_value": float(agg), "value_by_index": by_index(found)}
 
 
 def truth_ratio(peer: Peer, name: str, rows: list[Row], prefix: str, right: str, better: str) -> None:
@@ -258,33 +231,21 @@ def truth_ratio(peer: Peer, name: str, rows: list[Row], prefix: str, right: str,
     for parent, column in parents.items():
         if parent not in peer.metrics:
             probability(peer, parent, rows, column)
-    with peer.timed(name):
-        loss = [
-            np.array([np.mean(row["avg_loss"]) for row in peer.metrics[parent]["value_by_index"].values()])
-            for parent in parents
-        ]
-        ratio = np.exp(-loss[1]) / (np.exp(-loss[0]) + 1e-10)
-        each = np.minimum(ratio, 1 / (ratio + 1e-10)) if better == "close" else np.maximum(0, 1 - ratio)
-        peer.metrics[name] = {"agg_value": float(each.mean()), "value_by_index": scores(ratio)}
-
-
-def forget_quality(peer: Peer, retain: dict[str, Any] | None) -> None:
-    with peer.timed("forget_quality"):
-        value = None
-        if retain is not None:
-            pair = (peer.metrics["forget_truth_ratio"], retain)
-            ours, theirs = ([row["score"] for row in one["value_by_index"].values()] for one in pair)
-            value = float(ks_2samp(ours, theirs).pvalue)
-        peer.metrics["forget_quality"] = {"agg_value": value}
+    loss = [
+        np.array([np.mean(row["avg_loss"]) for row in peer.metrics[parent]["value_by_index"].values()])
+        for parent in parents
+    ]
+    ratio = np.exp(-loss[1]) / (np.exp(-loss[0]) + 1e-10)
+    each = np.minimum(ratio, 1 / (ratio + 1e-10)) if better == "close" else np.maximum(0, 1 - ratio)
+    peer.metrics[name] = {"agg_value": float(each.mean()), "value_by_index": scores(ratio)}
 
 
 def normalised(peer: Peer, name: str, right: str, wrong: str) -> None:
     """The right answer's share of the probability given to all the options."""
-    with peer.timed(name):
-        right_rows, wrong_rows = (peer.metrics[one]["value_by_index"].values() for one in (right, wrong))
-        share = [r["prob"] / (r["prob"] + sum(w["prob"]) + 1e-10) for r, w in zip(right_rows, wrong_rows, strict=True)]
-        rows = by_index([{"prob": value} for value in share])
-        peer.metrics[name] = {"agg_value": float(np.mean(share)), "value_by_index": rows}
+    right_rows, wrong_rows = (peer.metrics[one]["value_by_index"].values() for one in (right, wrong))
+    share = [r["prob"] / (r["prob"] + sum(w["prob"]) + 1e-10) for r, w in zip(right_rows, wrong_rows, strict=True)]
+    rows = by_index([{"prob": value} for value in share])
+    peer.metrics[name] = {"agg_value": float(np.mean(share)), "value_by_index": rows}
 
 
 def model_utility(peer: Peer, data: dict[str, list[Row]]) -> None:
@@ -300,21 +261,19 @@ def model_utility(peer: Peer, data: dict[str, list[Row]]) -> None:
         rouge(peer, f"{short}_Q_A_ROUGE", rows)
         truth_ratio(peer, f"{short}_Truth_Ratio", rows, f"{short}_Q_A", "answer", better="true")
         parents += [f"{short}_Q_A_Prob_normalised", f"{short}_Q_A_ROUGE", f"{short}_Truth_Ratio"]
-    with peer.timed("model_utility"):
-        value = float(hmean([peer.metrics[parent]["agg_value"] for parent in parents]))
-        peer.metrics["model_utility"] = {"agg_value": value}
+    value = float(hmean([peer.metrics[parent]["agg_value"] for parent in parents]))
+    peer.metrics["model_utility"] = {"agg_value": value}
 
 
 def mia_min_k(peer: Peer, forget: list[Row], holdout: list[Row], k: float = 0.4) -> None:
     """Minus the mean of the least likely tokens; AUC of telling forget (0) from holdout (1)."""
-    with peer.timed("mia_min_k"):
-        found: dict[str, Any] = {}
-        for name, rows in (("forget", forget), ("holdout", holdout)):
-            values = [least_likely(logp, labels, k) for logp, labels in inner_tokens(peer, rows)]
-            found[name] = {"agg_value": float(np.mean(values)), "value_by_index": scores(values)}
-        values = [row["score"] for one in found.values() for row in one["value_by_index"].values()]
-        auc = float(roc_auc_score([0] * len(forget) + [1] * len(holdout), values))
-        peer.metrics["mia_min_k"] = found | {"auc": auc, "agg_value": auc}
+    found: dict[str, Any] = {}
+    for name, rows in (("forget", forget), ("holdout", holdout)):
+        values = [least_likely(logp, labels, k) for logp, labels in inner_tokens(peer, rows)]
+        found[name] = {"agg_value": float(np.mean(values)), "value_by_index": scores(values)}
+    values = [row["score"] for one in found.values() for row in one["value_by_index"].values()]
+    auc = float(roc_auc_score([0] * len(forget) + [1] * len(holdout), values))
+    peer.metrics["mia_min_k"] = found | {"auc": auc, "agg_value": auc}
 
 
 def least_likely(logp: torch.Tensor, labels: torch.Tensor, k: float) -> float:
@@ -324,21 +283,16 @@ def least_likely(logp: torch.Tensor, labels: torch.Tensor, k: float) -> float:
     return -float(own[: max(1, int(len(own) * k))].mean())
 
 
-def privleak(peer: Peer, retain: dict[str, Any] | None) -> None:
-    with peer.timed("privleak"):
-        left = 1 - peer.metrics["mia_min_k"]["agg_value"]
-        fresh = 1 - (0.5 if retain is None else retain["agg_value"])
-        peer.metrics["privleak"] = {"agg_value": (left - fresh) / (fresh + 1e-10) * 100}
+def privleak(peer: Peer) -> None:
+    left = 1 - peer.metrics["mia_min_k"]["agg_value"]
+    fresh = 0.5
+    peer.metrics["privleak"] = {"agg_value": (left - fresh) / (fresh + 1e-10) * 100}
 
 
 def extraction_strength(peer: Peer, rows: list[Row]) -> None:
     """The share of the answer that follows right after its last miss; never below one token's worth."""
-    with peer.timed("extraction_strength"):
-        values = [strength(logp.argmax(-1) == labels) for logp, labels in inner_tokens(peer, rows)]
-        peer.metrics["extraction_strength"] = {
-            "agg_value": float(np.mean(values)),
-            "value_by_index": scores(values),
-        }
+    values = [strength(logp.argmax(-1) == labels) for logp, labels in inner_tokens(peer, rows)]
+    peer.metrics["extraction_strength"] = {"agg_value": float(np.mean(values)), "value_by_index": scores(values)}
 
 
 def strength(hits: torch.Tensor) -> float:
@@ -349,38 +303,8 @@ def strength(hits: torch.Tensor) -> float:
     return 1 - cut / total
 
 
-# --- command line ---
+# --- rows ---
 
 
 def read_data(folder: Path) -> dict[str, list[Row]]:
     return {name: [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in FILES}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--tokenizer", type=Path, help="where the tokenizer is, if not with the model")
-    parser.add_argument("--reference", type=Path, help="the retain model's TOFU_EVAL.json")
-    parser.add_argument("--system-prompt", default="You are a helpful assistant.")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--max-new-tokens", type=int, default=200)
-    parser.add_argument("--out", type=Path, help="where to write every metric with its rows")
-    args = parser.parse_args()
-    found = evaluate(
-        AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
-        AutoTokenizer.from_pretrained(args.tokenizer or args.model),
-        read_data(args.data),
-        system_prompt=args.system_prompt,
-        batch_size=args.batch_size,
-        max_new_tokens=args.max_new_tokens,
-        reference=json.loads(args.reference.read_text()) if args.reference else None,
-    )
-    if args.out:
-        args.out.write_text(json.dumps(found["metrics"], indent=1, sort_keys=True))
-    summary = {name: found["metrics"][name]["agg_value"] for name in TOP_LEVEL}
-    print(json.dumps({"summary": summary, "counts": found["counts"], "seconds": found["seconds"]}, indent=1))
-
-
-if __name__ == "__main__":
-    main()

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from sklearn.metrics import roc_auc_score
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import Beside, save
+from measure import Comparison, save, time_in_turns
 from vestige.meta.faithfulness import best_cuts, candidates
 from vestige.stats import bootstrap
 from vestige.stats.bootstrap import Resampler, Sample, sample
@@ -94,20 +92,14 @@ def picks(resampler: Resampler, s: Sample) -> list[np.ndarray]:
     return [np.repeat(np.arange(len(s)), times.astype(int)) for counts in resampler.chunks() for times in counts(s)]
 
 
-def timed(work: Callable[[], Draws]) -> tuple[Draws, float]:
-    start = time.process_time()
-    found = work()
-    return found, time.process_time() - start
-
-
-def compare(capability: str, case: str, job: Suite | Pools) -> Beside:
+def compare(capability: str, case: str, job: Suite | Pools) -> Comparison:
     job.ours()  # what is imported or cached once
-    mine, seconds = timed(job.ours)
-    theirs, slow = timed(job.loop)
+    results, seconds = time_in_turns({"ours": job.ours, "theirs": job.loop}, 1)
+    mine, theirs = results["ours"], results["theirs"]
     gap = max(float(np.abs(mine[k] - theirs[k]).max()) for k in theirs)
-    print(f"{case}: loop {slow:.2f} s, vestige {seconds:.3f} s: {slow / seconds:.0f}x; largest difference {gap:.1e}")
-    said = f"{sum(map(len, theirs.values())):,} resampled values within {gap:.0e}"
-    return Beside(capability, case, "one resampling after the other, roc_auc_score", slow, seconds, gap < 1e-9, said)
+    words = f"{sum(map(len, theirs.values())):,} resampled values within {gap:.0e}"
+    way = "one resampling after the other, roc_auc_score"
+    return Comparison(capability, case, way, seconds["theirs"], seconds["ours"], gap < 1e-9, words)
 
 
 def main() -> None:

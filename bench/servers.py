@@ -1,19 +1,17 @@
-"""vestige through a vLLM server beside lm-evaluation-harness through the same server, on the same rows, in one run.
+"""vestige through a vLLM server next to lm-evaluation-harness through the same server, on the same rows, in one run.
 
-    python bench/servers.py --vllm PYTHON --model DIR --tofu DIR [--rows 20] [--runs 3] [--label WORDS] [--write]
+    python bench/servers.py --vllm PYTHON --model DIR --tofu DIR [--rows 20] [--runs 3] [--write PAGE]
 
 PYTHON is that of an environment with vLLM (`make engines` makes .venv-engines); DIR has TOFU's own files. The server
 is started here, on loopback, in float32. Both sides score every answer of TOFU's default set and write every text,
 greedily, in turn; tokens are as the server counts them (its /metrics). Seconds are by the clock, of requests and their
-answers; last comes vestige with the same checkpoint in this process. `--write` puts the rows into docs/servers.md.
+answers; last comes vestige with the same checkpoint in this process. `--write` puts the table into a page.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import itertools
 import os
 import re
 import signal
@@ -23,7 +21,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,13 +31,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 
 import vestige
-from measure import crowded, machine
+from measure import circumstances, markdown, replace_section
 from tofu import FILES, real_rows, worst, write_rows
 from vestige.data.chat import Encoder, Template
 from vestige.models.load import ModelArgs, load_tokenizer
-from vestige.numeric import counted
 
-PAGE = Path(__file__).parent.parent / "docs" / "servers.md"
 OPEN, CLOSE = "<!-- served table: written by bench/servers.py -->", "<!-- /served table -->"
 SPOKEN = ("forget", "retain", "real_authors", "world_facts")  # splits whose questions are answered in text
 NEW_TOKENS = 200  # as TOFU generates
@@ -67,7 +63,6 @@ class Outcome:
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # (question, answer) -> mean loss
     texts: dict[str, str] = field(default_factory=dict)  # question -> greedy text
     scores: dict[str, Any] = field(default_factory=dict)
-    whole: float = 0.0
 
 
 @contextlib.contextmanager
@@ -154,19 +149,17 @@ def harness(model: Path, url: str, data: Rows) -> Outcome:
 def ours(model: Path, url: str | None, folder: Path) -> Outcome:
     """One evaluation with TOFU's default metrics; through the server, or in this process."""
     before = counters(url) if url else {}
-    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
         result = vestige.evaluate(
             str(model), data=folder, out=Path(out) / "run", server=url, dialect="strict",
             overrides=["stats.resamples=0"],
         )  # fmt: skip
-        whole = time.perf_counter() - start
         spent: Any = result.manifest["seconds"]
         scores = {name: result[name].to_json() for name in result.scores}
     after = counters(url) if url else {}
     tokens = {name: after[name] - before[name] for name in after}
-    # As with the harness: requests and their answers; imports, rows and files are in `whole`.
-    return Outcome(spent["answers"] + spent["texts"], tokens, scores=scores, whole=whole)
+    # As with the harness: requests and their answers, without imports, rows and files.
+    return Outcome(spent["answers"] + spent["texts"], tokens, scores=scores)
 
 
 LOSSES = {"forget": "forget_Q_A_Prob", "retain": "retain_Q_A_Prob"}
@@ -192,58 +185,23 @@ def agreement(theirs: Outcome, mine: Outcome, data: Rows) -> tuple[float, int, i
     return float(np.max(gaps)), same, count  # NaN, if there is one
 
 
-def sizes(model: Path, data: Rows) -> tuple[int, int]:
-    """Tokens of the distinct sequences to score, and of their prefix tree."""
-    tokenizer, _ = load_tokenizer(ModelArgs(path=str(model)))
-    sequences = sorted({tuple(e.full) for e in Encoder(tokenizer, Template()).encode(asked(data))})
-    # In sorted order a sequence shares with the tree what it shares with its neighbour.
-    tokens = sum(map(len, sequences))
-    return tokens, tokens - sum(common(a, b) for a, b in itertools.pairwise(sequences))
-
-
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first tokens two sequences share."""
-    differing = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    return next(differing, min(len(a), len(b)))
-
-
-def ranged(values: Sequence[float]) -> str:
-    middle = statistics.median(values)
-    return f"{middle:.0f} ({min(values):.0f}-{max(values):.0f})" if len(values) > 1 else f"{middle:.0f}"
-
-
-def table(label: str, sides: dict[str, list[Outcome]], equal: dict[str, str]) -> list[str]:
-    served = statistics.median(o.seconds for o in sides[SERVED])
-    lines = []
-    for name, found in sides.items():
-        t = found[0].tokens
-        counts = [f"{t[k]:,}" if k in t else "" for k in ("pushed", "cached", "decoded")]
-        times = statistics.median(o.seconds for o in found) / served
-        cells = [label, name, *counts, ranged([o.seconds for o in found]), f"{times:.2f}", equal.get(name, "")]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
-HEAD = [
-    "model",
-    "who",
-    "prompt tokens",
-    "of them cached",
-    "decoded",
-    "seconds",
-    "times vestige's, served",
+HEAD = (
+    "who", "prompt tokens", "of them cached", "decoded", "seconds", "times vestige's, served",
     "equal to vestige, served?",
-]
+)  # fmt: skip
 
 
-def written(text: str, label: str, rows: list[str], about: str) -> str:
-    """The page with this model's rows; those of other models stay."""
-    before, rest = text.split(OPEN, 1)
-    old, after = rest.split(CLOSE, 1)
-    kept = [line for line in old.strip().splitlines() if line.startswith("| ") and not line.startswith("| model |")]
-    kept = [line for line in kept if not line.startswith(("| ---", f"| {label} |"))]
-    head = ["| " + " | ".join(HEAD) + " |", "| " + " | ".join("---" for _ in HEAD) + " |"]
-    return f"{before}{OPEN}\n{about}\n\n" + "\n".join([*head, *kept, *rows]) + f"\n{CLOSE}{after}"
+def table(sides: dict[str, list[Outcome]], equal: dict[str, str]) -> str:
+    served = statistics.median(outcome.seconds for outcome in sides[SERVED])
+    rows = []
+    for name, outcomes in sides.items():
+        tokens = outcomes[0].tokens
+        counts = [f"{tokens[k]:,}" if k in tokens else "" for k in COUNTED]
+        seconds = [outcome.seconds for outcome in outcomes]
+        middle = statistics.median(seconds)
+        spread = f"{middle:.0f} ({min(seconds):.0f}-{max(seconds):.0f})"
+        rows.append([name, *counts, spread, f"{middle / served:.2f}", equal.get(name, "")])
+    return markdown(HEAD, rows)
 
 
 def main() -> int:
@@ -253,45 +211,33 @@ def main() -> int:
     parser.add_argument("--tofu", type=Path, required=True, help="TOFU's own files")
     parser.add_argument("--rows", type=int, default=20, help="per split")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--label", help="what the page calls the model")
-    parser.add_argument("--write", action="store_true", help="into docs/servers.md")
+    parser.add_argument("--write", type=Path, metavar="PAGE")
     args = parser.parse_args()
-    label = args.label or args.model.name
+    model = args.model.resolve()
     sides: dict[str, list[Outcome]] = {n: [] for n in (HARNESS, SERVED, HERE)}
     with tempfile.TemporaryDirectory() as place:
         data = real_rows(args.tofu, args.rows)
         folder = write_rows(Path(place) / "rows", data)
-        with vllm(args.vllm, args.model.resolve()) as url:
+        with vllm(args.vllm, model) as url:
             for _ in range(args.runs):
-                sides[HARNESS].append(harness(args.model.resolve(), url, data))
-                sides[SERVED].append(ours(args.model.resolve(), url, folder))
-                print(
-                    *(f"{n}: {o[-1].seconds:.1f} s {o[-1].tokens}" for n, o in sides.items() if o), sep="; ", flush=True
-                )
-        sides[HERE].append(ours(args.model.resolve(), None, folder))
-    first, here = sides[SERVED][0], sides[HERE][0]
-    gaps = list(worst(here.scores, first.scores))
+                sides[HARNESS].append(harness(model, url, data))
+                sides[SERVED].append(ours(model, url, folder))
+                for name, outcomes in sides.items():
+                    print(
+                        *(f"{name}: {outcome.seconds:.1f} s {outcome.tokens}" for outcome in outcomes[-1:]), flush=True
+                    )
+        sides[HERE].append(ours(model, None, folder))
+    gaps = list(worst(sides[HERE][0].scores, sides[SERVED][0].scores))
     numbers = [gap for path, gap in gaps if not path.endswith("text")]
-    spoken = [gap for path, gap in gaps if path.endswith("text")]
-    loss, same, count = agreement(sides[HARNESS][0], first, data)
-    distinct, tree = sizes(args.model, data)
-    equal = f"{same} of {count} texts; losses within {loss:.0e}"
-    alike = (
-        f"{len(spoken) - int(sum(spoken))} of {len(spoken)} texts, {len(numbers):,} numbers within {max(numbers):.0e}"
-    )
-    print(f"served and in process: {alike}")
-    print("\n".join(f"  {path}: {gap:.3g}" for path, gap in sorted(gaps, key=lambda g: -g[1])[:8]))
-    rows = table(label, sides, {HARNESS: equal, HERE: alike})
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    repeated = counted(args.runs, "run") + (" in turn" if args.runs > 1 else "")
-    about = (
-        f"{args.rows} real TOFU rows per split, {repeated}, {machine()}, {today}. "
-        f"Distinct sequences to score: {distinct:,} tokens; "
-        f"their prefix tree: {tree:,}. {crowded().capitalize()}"
-    ).strip()
-    print(about, *rows, sep="\n")
+    texts = [gap for path, gap in gaps if path.endswith("text")]
+    loss, same, count = agreement(sides[HARNESS][0], sides[SERVED][0], data)
+    alike = f"{len(texts) - int(sum(texts))} of {len(texts)} texts, {len(numbers):,} numbers within {max(numbers):.0e}"
+    equal = {HARNESS: f"{same} of {count} texts; losses within {loss:.0e}", HERE: alike}
+    about = circumstances(f"; {args.model.name}; {args.rows} real TOFU rows per split; {args.runs} runs in turn")
+    section = f"{about}\n\n{table(sides, equal)}"
+    print(section)
     if args.write:
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), label, rows, about), encoding="utf-8")
+        replace_section(args.write, section, OPEN, CLOSE)
     return 0
 
 

@@ -30,7 +30,6 @@ PARTS = {
             "collapse",
             "depth",
             "engine",
-            "integrations",
             "lab",
             "meta",
             "results",
@@ -53,7 +52,7 @@ PARTS = {
         *("test_plumbing.py", "test_writing.py", "store"),
     ),
     "docs": (
-        *("test_docs.py", "test_howto.py", "test_contributing.py", "test_notebook.py", "test_real_model.py"),
+        *("test_docs.py", "test_howto.py", "test_contributing.py", "test_notebook.py"),
         *("test_site.py", "test_bench.py"),
     ),
     "report": ("report",),

@@ -35,21 +35,6 @@ def change_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], objec
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def cut_in_shards(path: Path, shards: int = 3) -> None:
-    """One weight file becomes several with an index, as large checkpoints are published."""
-    tensors = load_file(path / "model.safetensors")
-    (path / "model.safetensors").unlink()
-    where = {}
-    for n in range(shards):
-        file = f"model-{n + 1:05}-of-{shards:05}.safetensors"
-        part = {k: v for i, (k, v) in enumerate(sorted(tensors.items())) if i % shards == n}
-        save_file(part, path / file, metadata={"format": "pt"})
-        where |= dict.fromkeys(part, file)
-    total = sum(t.numel() * t.element_size() for t in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": where}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, shared: int, wide: int, theta: float, eps: float) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import json
@@ -60,15 +61,15 @@ def compose_once() -> None:
         def call(*args: Any, **more: Any) -> Any:
             key = repr((args, more))
             if key not in known:
-                known[key] = real(*args, **more)
-            return known[key]
+                known[key] = copy.deepcopy(real(*args, **more))
+            return copy.deepcopy(known[key])  # the caller fills in what is open
 
         return call
 
-    composed = (("engine.flags", "to_run"), ("depth.ask", "compose_config"), ("collapse.run", "compose_config"))
-    for name, function in composed:
-        module = importlib.import_module(f"vestige.{name}")
-        setattr(module, function, remembered(getattr(module, function)))
+    modules = ("engine.config", "depth.ask", "collapse.run")
+    for name in modules:
+        module: Any = importlib.import_module(f"vestige.{name}")
+        module.compose_config = remembered(module.compose_config)
 
 
 def _count(out: Path, file: Path) -> None:

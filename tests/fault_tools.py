@@ -287,7 +287,8 @@ def lose_worker(rng: random.Random) -> Callable[[int], None]:
         until, hit = time.monotonic() + 90, False
         while time.monotonic() < until and not hit:
             try:
-                workers = [p for p in psutil.Process(pid).children() if "vestige.sweep.worker" in " ".join(p.cmdline())]
+                children = psutil.Process(pid).children()
+                workers = [child for child in children if "vestige.sweep.workers" in " ".join(child.cmdline())]
             except psutil.Error:
                 return
             if workers and workers[0].cpu_times().user > rng.uniform(0.2, 4.0):

@@ -117,8 +117,13 @@ TARGETS: dict[str, Target] = {
         Target("stored.manifest", "json", runs.stored("manifest.json"), runs.file_of_run("manifest.json")),
         Target("stored.eval", "json", runs.stored("TOFU_EVAL.json"), runs.file_of_run("TOFU_EVAL.json")),
         Target("stored.examples", "bytes", runs.stored("examples.json.gz"), runs.file_of_run("examples.json.gz")),
-        Target("stored.answers", "bytes", runs.stored("answers-*"), runs.file_of_run("answers-*")),
-        Target("stored.texts", "jsonl", runs.stored("texts-*"), runs.file_of_run("texts-*")),
+        Target(
+            "stored.answers",
+            "bytes",
+            runs.stored("answers-*/*.safetensors"),
+            runs.file_of_run("answers-*/*.safetensors"),
+        ),
+        Target("stored.texts", "jsonl", runs.stored("texts-*/*.jsonl"), runs.file_of_run("texts-*/*.jsonl")),
         Target("model.config", "json", runs.model("config.json"), runs.file_of_model("config.json")),
         Target(
             "model.adapter",

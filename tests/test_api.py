@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +18,6 @@ from vestige.errors import UserError
 
 FULL, RETAIN, UNLEARNED = (LAB / "models" / name for name in ("full", "retain", "unlearned"))
 SHORT: dict[str, Any] = {"data": LAB / "data", "limit": 4, "overrides": ["stats.resamples=200"]}
-
-
-def test_evaluate_a_path(tmp_path: Path) -> None:
-    result = vestige.evaluate(
-        LAB / "models" / "full", "tofu", data=LAB / "data", out=tmp_path, system_prompt=SYSTEM, limit=4,
-        metrics=["forget_Q_A_Prob", "forget_Q_A_PERT_Prob", "mia_loss"],
-    )  # fmt: skip
-    assert set(result.summary) == {"forget_Q_A_Prob", "forget_Q_A_PERT_Prob", "mia_loss"}
-    assert result["forget_Q_A_Prob"].agg_value == result.summary["forget_Q_A_Prob"]
-    assert "forget_Q_A_Prob" in repr(result)
-    assert "near certain" in repr(result)
-    assert [r["index"] for r in result.rows("forget_Q_A_Prob")] == ["0", "1", "2", "3"]
-    assert {r["set"] for r in result.rows("mia_loss")} == {"forget", "holdout"}
-    assert result.to_pandas().loc["forget_Q_A_Prob", "value"] == result.summary["forget_Q_A_Prob"]
-    assert len(result.to_pandas("forget_Q_A_Prob")) == 4
-    with pytest.raises(UserError, match="Did you mean 'mia_loss'"):
-        result["mia_los"]
 
 
 def test_a_model_in_memory_gives_the_same_numbers(tmp_path: Path) -> None:
@@ -99,18 +80,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, vestige.Result]:
     retain = vestige.evaluate(RETAIN, out=place / "retain", **chosen)
     mine = vestige.evaluate(UNLEARNED, out=place / "mine", retain_logs=place / "retain", **chosen)
     return {"retain": retain, "mine": mine}
-
-
-def test_public_names_survive_the_import_of_every_room() -> None:
-    """A room of the same name would take a function's place."""
-    code = (
-        "import importlib, pkgutil, vestige\n"
-        "for found in pkgutil.iter_modules(vestige.__path__):\n"
-        "    if found.name != '__main__': importlib.import_module(f'vestige.{found.name}')\n"
-        "print([n for n in vestige.__all__ if not callable(getattr(vestige, n))])"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
 
 
 def test_load_run_reads_what_was_written(runs: dict[str, vestige.Result]) -> None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-import subprocess
-import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,77 +199,3 @@ def test_double_keys_in_plans_and_configs(tmp_path: Path, capsys: pytest.Capture
     assert main(["eval", "tofu", *words, "--metrics", "mine", "--out", str(tmp_path / "o")]) == 2
     said = sentence(capsys)
     assert "mine.yaml, line 2" in said and "'handler'" in said
-
-
-# ---- archives -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("archive")
-    words = [
-        "--model",
-        str(FULL),
-        "--data",
-        str(LAB / "data"),
-        "--limit",
-        "2",
-        "--metrics",
-        "forget_Q_A_Prob",
-        "--quiet",
-    ]
-    for name in ("one", "two"):
-        assert main(["eval", "tofu", *words, "--out", str(place / name)]) == 0
-    assert main(["pack", str(place / "one"), str(place / "two"), "-o", str(place / "proof.zip")]) == 0
-    return place / "proof.zip"
-
-
-def repacked(archive: Path, place: Path, **about: Any) -> Path:
-    """The archive without run `two`, or with other words in pack.json."""
-    out = place / "other.zip"
-    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(out, "w") as new:
-        for name in old.namelist():
-            data = old.read(name)
-            if name == "pack.json" and about:
-                data = json.dumps({**json.loads(data), **about}).encode()
-            if about or not name.startswith("runs/two/"):
-                new.writestr(name, data)
-    return out
-
-
-def test_an_archive_that_lacks_a_run_it_lists(
-    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify", str(archive)]) == 0
-    capsys.readouterr()
-    assert main(["verify", str(repacked(archive, tmp_path))]) in (1, 2)
-    said = capsys.readouterr()
-    assert "the run two" in said.out + said.err
-
-
-@one_test("order", [3, "one", [1, 2], ["one"], {"one": 1}, None])
-def test_an_order_that_is_none(order: Any, archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in (["verify"], ["unpack", "-o", str(tmp_path / "there")]):
-        assert main([verb[0], str(repacked(archive, tmp_path, order=order)), *verb[1:]]) == 2
-        assert "archive" in sentence(capsys)
-
-
-# ---- a full disk ----------------------------------------------------------------------------------------------------
-
-UNLEARN = ["unlearn", "--method", "GradAscent", "--model", str(FULL), "--forget", str(LAB / "data" / "forget.jsonl")]
-STRESS = ["stress", "prune=0.5", "--keep", "--model", str(FULL), "--data", str(LAB / "data"), "--limit", "2"]
-
-
-@pytest.mark.parametrize("words", [[*UNLEARN, "--limit", "2", "--epochs", "1"], STRESS], ids=["unlearn", "stress"])
-def test_weights_that_do_not_fit_on_the_disk(words: list[str], tmp_path: Path) -> None:
-    """A limit on the size of files stands in for a full disk: the same call fails, with the system's own words."""
-    most = (FULL / "model.safetensors").stat().st_size // 2
-
-    def little_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-
-    command = [sys.executable, "-m", "vestige", *words, "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, preexec_fn=little_room, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    errors = [line for line in done.stderr.splitlines() if line.startswith("vestige: error:")]
-    assert len(errors) == 1 and "File too large" in errors[0] and str(tmp_path / "out") in errors[0], done.stderr

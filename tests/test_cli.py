@@ -21,14 +21,6 @@ def run(*words: str) -> int:
     return main([str(w) for w in words])
 
 
-def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
-    known = {"metrics": ["forget_quality", "mia_zlib"], "models": ["Qwen2.5-7B-Instruct", "phi-1_5"]}
-    for what in ("all", "metrics", "suites", "models", "datasets", "dialects", "handlers", "experiments"):
-        assert run("ls", what) == 0, what
-        out = capsys.readouterr().out
-        assert out.strip() and all(name in out for name in known.get(what, [])), what
-
-
 def test_plan_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     args = eval_args(FULL, tmp_path)
     assert main(["plan", *args[1:]]) == 0
@@ -59,7 +51,7 @@ def test_a_plan_counts_the_reference_model(capsys: pytest.CaptureFixture[str], t
             "metrics": ["mia_reference"],
             "limit": 6,
         }
-        run = make_config(**{**ask, **dict(reference_model=str(reference))})
+        run = make_config(**{**ask, "reference_model": str(reference)})
         assert isinstance(run, RunConfig)
         return make_plan(run)
 
@@ -151,69 +143,6 @@ def test_mistakes_get_one_sentence(
         assert text in said, f"{said} does not name {text}"
 
 
-def test_missing_files_are_said_and_the_rest_computed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = tmp_path / "mine"
-    data.mkdir()
-    rows = [json.loads(line) for line in (LAB / "data" / "forget.jsonl").read_text().splitlines()]
-    mine = [{"question": r["question"], "answer": r["answer"]} for r in rows[:6]]
-    (data / "forget.jsonl").write_text("".join(json.dumps(r) + "\n" for r in mine))
-    assert run("eval", "tofu", "--model", FULL, "--data", data, "--out", tmp_path / "run") == 0
-    out = capsys.readouterr().out
-    assert "forget_Q_A_Prob" in out
-    assert "'paraphrased_answer'; it has: answer, question" in out
-    result = json.loads((tmp_path / "run" / "TOFU_EVAL.json").read_text())
-    assert len(result["forget_Q_A_Prob"]["value_by_index"]) == 6
-    assert result["model_utility"]["agg_value"] is None
-    assert "has no file for" in result["model_utility"]["reason"]  # of its first parent by name
-    assert "model_utility" not in json.loads((tmp_path / "run" / "TOFU_SUMMARY.json").read_text())
-
-
-def test_nothing_computable_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "forget.jsonl").write_text('{"question": "Who?", "answer": "Me."}\n')
-    words = [
-        "eval",
-        "tofu",
-        "--model",
-        FULL,
-        "--data",
-        tmp_path / "d",
-        "--out",
-        tmp_path / "r",
-        "--metrics",
-        "mia_loss",
-    ]
-    assert run(*words) == 2
-    assert "none of the metrics" in capsys.readouterr().err
-
-
-@one_test(
-    ("content", "needle"),
-    [
-        ("", "is empty"),
-        (
-            '{"question": "a", "answer": "b"}\n{"question": oops}\n',
-            "line 2 ",
-        ),
-        ('{"question": "a", "answer": "b"}\n["x"]\n', "line 2"),
-        ('{"question": "a", "answer": null}\n', "row 0"),
-        ('{"question": "a", "answer": 3}\n', "row 0"),
-    ],
-)
-def test_bad_rows_are_named(content: str, needle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "forget.jsonl").write_text(content)
-    args = ("eval", "tofu", "--model", FULL, "--data", tmp_path, "--out", tmp_path / "r")
-    assert run(*args, "--metrics", "forget_Q_A_Prob") == 2
-    assert needle in capsys.readouterr().err
-
-
-def test_flags_and_words_in_any_order(tmp_path: Path) -> None:
-    words = ["eval", "--limit", "2", "tofu", "--model", FULL, "seed=3", "--data", LAB / "data", "--quiet", "max_rows=2"]
-    assert run(*words, "--out", tmp_path, "--metrics", "forget_Q_A_Prob") == 0
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert (manifest["config"]["seed"], manifest["config"]["max_rows"], manifest["config"]["max_samples"]) == (3, 2, 2)
-
-
 def test_missing_retain_logs_are_mentioned_once_and_in_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,31 +173,6 @@ def test_the_seed_reaches_sampled_texts(tmp_path: Path) -> None:
     first = texts("a", "--seed", "1")
     assert texts("b", "--seed", "1", "max_rows=1") == first  # by sample, not by batch
     assert texts("c", "--seed", "2") != first
-
-
-def test_metrics_by_hydra_list(tmp_path: Path) -> None:
-    words = eval_args(FULL, tmp_path, "--limit", "2", "eval.tofu.metrics=[forget_Q_A_Prob,mia_loss]")
-    assert main(words) == 0
-    assert set(json.loads((tmp_path / "TOFU_SUMMARY.json").read_text())) == {"forget_Q_A_Prob", "mia_loss"}
-
-
-@one_test(
-    ("words", "named"),
-    [
-        ("unlearn --lr x", ["--lr", "'x'"]),
-        ("eval tofu --model", ["--model"]),
-        ("eval tofu --retain-logs", ["--retain-logs"]),
-        ("plot", ["--out"]),
-        ("plot RUN", ["--out"]),
-        ("pack", ["RUN"]),
-    ],
-)
-def test_a_mistake_in_flags_is_one_line(words: str, named: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        run(*words.split())
-    assert stop.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("vestige: error: ") and all(name in line for name in named)
 
 
 def test_an_unreachable_classifier_does_not_take_the_rest_with_it(tmp_path: Path) -> None:

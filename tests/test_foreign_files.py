@@ -1,8 +1,7 @@
-"""Files that are not ours: below every --out of every verb, in success, failure, kill and full disk, none is touched.
+"""Files that are not ours: below every --out of every verb, in failure, kill and full disk, none is touched.
 
 FOREIGN is planted below the output directory of each command; what is there afterwards must be there byte for byte.
-COLLIDING has exactly the names that some command writes: such a command must refuse. The second half puts inputs
-where a command writes.
+Runs that succeed, names that are taken and inputs where a command writes are in the contract suite (test_files.py).
 """
 
 from __future__ import annotations
@@ -40,12 +39,6 @@ FOREIGN = (
     ".report.zip.half", "scores/strict/mine.json",
 )  # fmt: skip
 READ_ONLY, LINKS = "keep/read-only.txt", ("link-to-file", "keep/link-to-folder", "hanging-link")
-COLLIDING = (
-    "manifest.json", "index.html", "report.json", "lab.json", "TOFU_EVAL.json", "stress.json",
-    "summary.json", "metrics.json", "training.json", "config.json", "model.safetensors", "tokenizer.json",
-    "sweep.json", "sweep.log", "meta_eval.json", "evidence/examples.json.gz", "data/forget.jsonl",
-    "before/manifest.json",
-)  # fmt: skip
 
 
 def plant(place: Path, names: tuple[str, ...] = FOREIGN) -> None:
@@ -183,12 +176,12 @@ def test_every_verb_that_writes_is_here() -> None:
     assert writing - tried - COMPOSED <= {"plan"}, "a verb with --out that is not tried here"
 
 
-def ready(verb: Verb, out: Path, names: tuple[str, ...] = FOREIGN) -> tuple[list[str], dict[str, Any]]:
+def ready(verb: Verb, out: Path) -> tuple[list[str], dict[str, Any]]:
     """The directory of a command with foreign files in it, and the words."""
     if verb.prepare is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         verb.prepare(out)
-    ours = set(seen(out)) if out.exists() else set()
+    ours, names = set(seen(out)) if out.exists() else set(), FOREIGN
     if verb.words(out)[0] != "sweep":  # what is in a folder that a run created is the run's
         folders = {name.split("/")[0] for name in ours if "/" in name}
         names = tuple(name for name in names if name.split("/")[0] not in folders)
@@ -196,39 +189,6 @@ def ready(verb: Verb, out: Path, names: tuple[str, ...] = FOREIGN) -> tuple[list
     before = {name: what for name, what in seen(out.parent).items() if name.removeprefix(f"{out.name}/") not in ours}
     words = verb.words(out / verb.into if verb.into else out)
     return words, {name: what for name, what in before.items() if name != "plan.yaml"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_success_leaves_them_alone(name: str, shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "x" / "out"
-    out.parent.mkdir()
-    words, before = ready(verbs(shelf)[name], out)
-    for _ in range(2):  # and once more, over what the first one left
-        status = main(words)
-        said = capsys.readouterr()
-        assert lost(before, out.parent) == []
-        assert status == (2 if name in REFUSES else 0), said.err
-        if name in ("train", "unlearn"):  # the second time there is a checkpoint
-            words = [*words, "--overwrite"]
-    if name in ("eval", "depth", "collapse", "score", "stress --held-out --keep", "audit"):
-        assert main(["verify", str(out)]) == 0, capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_has_our_names_is_refused(
-    name: str, shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "x" / "out"
-    out.parent.mkdir()
-    verb = verbs(shelf)[name]
-    words, before = ready(verb, out, (*COLLIDING, *([verb.into] if verb.into else ())))
-    status = main(words)
-    said = capsys.readouterr()
-    assert lost(before, out.parent) == []
-    assert "Traceback" not in said.err
-    assert status in (0, 2), said.err
-    if status == 2:
-        assert said.err.strip().count("vestige: error:") == 1
 
 
 def spoilt(path: Path, place: Path, how: str) -> Path:
@@ -368,99 +328,7 @@ def test_the_labs_builder_leaves_them_alone(tmp_path: Path) -> None:
         assert lost(before, other) == []
 
 
-# ---- inputs where a command writes -------------------------------------------------------------------------------
-
-
-def inputs(place: Path, shelf: Path) -> dict[str, Path]:
-    """A model, data, a run and a plan of the user's, in one folder."""
-    shutil.copytree(MODELS / "full", place / "model")
-    shutil.copytree(DATA, place / "data")
-    shutil.copytree(shelf / "retain", place / "run")
-    shutil.copy(shelf / "rollouts.jsonl", place / "rollouts.jsonl")
-    return {name: place / name for name in ("model", "data", "run", "rollouts.jsonl")}
-
-
-def paired(place: Path) -> dict[str, list[str]]:
-    """Commands whose --out is an input, is above one, or would write below one."""
-    model, data, run = (str(place / name) for name in ("model", "data", "run"))
-    forget, few = f"{data}/forget.jsonl", ["--limit", "2", "--quiet", "--metrics", METRIC]
-    small = ["--epochs", "1", "--limit", "2", "--batch-size", "2", "--accumulation", "1", "--quiet", "--overwrite"]
-    attack = ["relearn=1", "--metrics", METRIC, "--limit", "2", "--held-out", "--keep"]
-    out: dict[str, list[str]] = {}
-    for name, target in {"model": model, "data": data, "run": run, "all": str(place)}.items():
-        unlearn = ["unlearn", "--model", model, "--method", "GradAscent", "--forget", forget, *small]
-        stress = ["stress", *attack, "--model", model, "--data", data]
-        logs = ["--retain-logs", f"{run}/TOFU_EVAL.json"]
-        layers = ["--full", model, "--retain-model", str(MODELS / "retain"), "--unlearned", model]
-        out |= {
-            f"eval > {name}": ["eval", "tofu", "--model", model, "--data", data, *few, *logs, "--out", target],
-            f"unlearn > {name}": [*unlearn, "--out", target],
-            f"train > {name}": ["train", "--model", model, "--data", forget, *small, "--out", target],
-            f"stress > {name}": [*stress, "--out", target],
-            f"depth > {name}": ["depth", *layers, "--data", forget, "--limit", "2", "--quiet", "--out", target],
-            f"report > {name}": ["report", run, "--out", target],
-            f"collapse > {name}": ["collapse", str(place / "rollouts.jsonl"), "--model", str(TINY), "--out", target,
-                                   "--resamples", "20"],
-            f"import > {name}": ["import", f"{run}/TOFU_EVAL.json", "--out", target],
-            f"audit > {name}": ["audit", "--before", model, "--after", model, "--forget", forget, "--limit", "2",
-                                "--out", target],
-            f"sweep > {name}": ["sweep", str(place / "plan.yaml")],
-        }  # fmt: skip
-        out |= {f"pack > {name}": ["pack", run, "-o", f"{target}/config.json"]}
-    out["pack > manifest"] = ["pack", run, "-o", f"{run}/manifest.json"]
-    out["table > results"] = ["table", run, "-o", f"{run}/TOFU_EVAL.json"]
-    out["plot > data"] = ["plot", run, "scatter", "--x", METRIC, "--y", METRIC, "-o", forget]
-    return out
-
-
-PAIRS = list(paired(Path()))
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_no_input_is_lost(name: str, shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = tmp_path / "mine"
-    place.mkdir()
-    found = inputs(place, shelf)
-    if name.startswith("sweep"):
-        target = place if name.endswith("all") else found[name.split(" > ")[1]]
-        models = {"full": str(found["model"]), "retain": str(MODELS / "retain")}
-        suites = {"tofu": {"data": str(found["data"]), "metrics": [METRIC], "limit": 2}}
-        body = {"out": str(target), "models": models, "suites": suites, "slots": 0, "free_space": 0}
-        (place / "plan.yaml").write_text(yaml.safe_dump(body))
-    before = {k: v for k, v in seen(place).items() if ".vestige/" not in k}
-    for words in [paired(place)[name]] * 2:
-        status = main(words)
-        said = capsys.readouterr()
-        assert lost(before, place) == [], (status, said.err)
-        assert status in (0, 2) and "Traceback" not in said.err, said.err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["unlearn", "--model", "MODEL", "--overwrite", "--out", "MODEL"], "--model"),
-        (["stress", "relearn=1", "--data", "X/data", "--model", "MODEL", "--out", "X", "--held-out"], "--data"),
-        (["eval", "tofu", "--model", "MODEL", "--out", "RUN", "--retain-logs", "RUN/TOFU_EVAL.json"], "retain logs"),
-        (["eval", "tofu", "--model", "MODEL", "--out", "RUN", "--retain-logs", "RUN"], "retain logs"),
-    ],
-)
-def test_the_pairing_is_named(
-    words: list[str], said: str, shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = inputs(tmp_path, shelf)
-    (tmp_path / "X").mkdir()
-    (tmp_path / "data").rename(tmp_path / "X" / "data")
-    here = {"MODEL": str(found["model"]), "RUN": str(found["run"]), "X/data": str(tmp_path / "X" / "data")}
-    here |= {"RUN/TOFU_EVAL.json": str(found["run"] / "TOFU_EVAL.json"), "X": str(tmp_path / "X")}
-    filled = [here.get(w, w) for w in words]
-    rows = str(tmp_path / "X" / "data" / "forget.jsonl")
-    filled += ["--method", "GradAscent", "--forget", rows] if words[0] == "unlearn" else []
-    filled += ["--data", here["X/data"]] if words[0] == "eval" else []
-    before = seen(tmp_path)
-    assert main(filled) == 2
-    text = capsys.readouterr().err
-    assert said in text and "which this command writes" in text
-    assert lost(before, tmp_path) == [] and set(seen(tmp_path)) == set(before)
+# ---- links -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_planted_link_in_the_way_of_an_archive(shelf: Path, tmp_path: Path) -> None:

@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from conftest import LAB
 from family_tools import copy_of
-from vestige.cli import main, parser
+from vestige.cli import main
 from vestige.metrics.cards import CARDS
 from vestige.models.families import FAMILIES, OURS
 from vestige.stress.attacks import ATTACKS
 from vestige.stress.attacks import OURS as OUR_ATTACKS
 from vestige.suites.registry import HANDLERS
 from vestige.unlearn.methods import METHODS
-from vestige.unlearn.methods import OURS as OUR_METHODS
 
-SOURCE = Path(__file__).parents[1] / "src" / "vestige"
 DATA, UNLEARNED = str(LAB / "data"), str(LAB / "models" / "unlearned")
 METRIC = "forget_Q_A_Prob"
 
@@ -125,34 +122,6 @@ def test_an_attack_of_a_plugin_under_stress(plugin: Path, tmp_path: Path, capsys
     assert "Did you mean 'noise'" in capsys.readouterr().err
 
 
-def test_an_attack_of_a_plugin_in_a_sweep_and_its_source_in_the_key(
-    plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    suites = {"tofu": {"data": DATA, "limit": 2, "metrics": [METRIC], "overrides": ["stats.resamples=0"]}}
-    plan = {"out": str(tmp_path / "sweep"), "models": {"unlearned": UNLEARNED}, "suites": suites}
-    file = tmp_path / "plan.yaml"
-
-    def sweep(**settings: Any) -> tuple[int, float]:
-        file.write_text(yaml.safe_dump({**plan, "attacks": {"noise": settings}}))
-        status = main(["sweep", str(file), "--slots", "0", "--plugin", str(plugin)])
-        body = read(tmp_path / "sweep" / "sweep.json") if status == 0 else {}
-        return status, body["results"]["tofu"]["unlearned+noise"][METRIC] if body else 0.0
-
-    status, first = sweep(scale=2.0)
-    assert status == 0
-    note = read(tmp_path / "sweep" / "runs" / "tofu" / "unlearned+noise" / "sweep_task.json")
-    assert note["settings"]["scale"] == 2.0 and note["attack_facts"]["unit"] == "share"
-    capsys.readouterr()
-    assert sweep(scale=2.0) == (0, first)
-    plugin.write_text(PLUGIN.replace("SIZE = 1.0", "SIZE = 5.0"))  # another attack under the same name and settings
-    status, second = sweep(scale=2.0)
-    assert status == 0 and second != first
-    capsys.readouterr()
-    for settings, needle in (({"scal": 1}, "Did you mean 'scale'"), ({"scale": "much"}, "must be a number")):
-        assert sweep(**settings)[0] == 2
-        assert needle in capsys.readouterr().err
-
-
 def test_a_metric_of_a_plugin_has_a_card_like_ours(
     plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,37 +191,3 @@ def test_a_plugin_may_not_take_a_name_of_ours(tmp_path: Path, capsys: pytest.Cap
 # ---- the interface -----------------------------------------------------------------------------------------------
 
 # Verbs that evaluate, train or attack, or read numbers that a plug-in's definitions say something of.
-WITH_PLUGINS = (
-    "eval", "plan", "score", "compare", "explain", "ls", "verify", "pack", "train", "unlearn", "stress", "depth",
-    "collapse", "audit", "sweep", "meta", "report",
-)  # fmt: skip
-
-
-def test_every_verb_that_evaluates_trains_or_attacks_takes_a_plugin() -> None:
-    lacking = [verb for verb in WITH_PLUGINS if "--plugin" not in parser().verbs[verb].options]
-    assert lacking == []
-
-
-def test_configurations_and_methods_belong_together() -> None:
-    from vestige.unlearn.methods import method_key
-
-    files = [p for p in (SOURCE / "configs" / "trainer").glob("*.yaml") if p.stem != "finetune"]
-    assert {method_key(p.stem) for p in files} == {record.name for record in OUR_METHODS}
-    for file in files:
-        body = yaml.safe_load(file.read_text())
-        assert set(body.get("method_args") or {}) <= {*METHODS[method_key(file.stem)].knobs, "retain_loss_type"}
-
-
-def test_a_setting_without_a_default_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vestige.plugins import attack
-    from vestige.sweep.plan import read_attacks
-
-    monkeypatch.setitem(ATTACKS, "mine", None)
-
-    @attack("mine", budget="size")
-    def mine(checkpoint: Path, copy: Path, size: float, where: Any = None, often: int = 2) -> Path:
-        return copy
-
-    [found] = read_attacks({"mine": {"size": 0.5, "where": [1], "often": "3"}})
-    assert dict(found.settings) == {"size": 0.5, "where": [1], "often": 3}
-    assert found.record.settings_for(None, 0.25) == {"size": 0.25}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from conftest import LAB
 from vestige import secrets
@@ -76,39 +75,6 @@ def checkpoint(place: Path, **more: Any) -> str:
     return str(place)
 
 
-def test_eval_score_verify_report_and_pack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """An override, an interpolation, a mapping, a plain environment value, a variable that libraries read, a plug-in's
-    setting, the checkpoint's own config, an address with a password."""
-    monkeypatch.setenv("MY_SETTING", token(2))
-    monkeypatch.setenv("HF_TOKEN", token(3))
-    out = tmp_path / "out"
-    words = [
-        f"+model.model_args.token={token(1)}",
-        "++eval.tofu.setting=${oc.env:MY_SETTING}",
-        f"++eval.tofu.kwargs={{api_key:{token(4)},other:3}}",
-        f'++model.tokenizer_args.note="https://ada:{token(5)}@example.org/x"',
-        f"++eval.tofu.my_password='{token(6)}'",
-        f'++eval.tofu.address="https://example.org/x?token={token(7)}"',
-    ]
-    model = checkpoint(tmp_path / "model", api_key=token(8))
-    assert main(["eval", "tofu", "--model", model, "--data", DATA, "--out", str(out / "run"), *SMALL, *words]) == 0
-    needles = [token(n) for n in range(1, 9)]
-    manifest = json.loads((out / "run" / "manifest.json").read_text())
-    config = manifest["config"]
-    assert config["model"]["model_args"]["token"] == "<secret>"
-    assert config["settings"]["setting"] == "${oc.env:MY_SETTING}"
-    assert config["settings"]["kwargs"] == {"api_key": "<secret>", "other": 3}
-    assert main(["eval", "tofu", "--model", model, "--data", DATA, "--cfg", "job", *words]) in (0, 2)
-    assert main(["score", str(out / "run")]) == 0
-    assert main(["verify", str(out / "run")]) == 0
-    assert main(["report", str(out / "run"), "-o", str(out / "report")]) == 0
-    assert main(["pack", str(out / "run"), "-o", str(out / "proof.zip")]) == 0
-    assert main(["verify", str(out / "proof.zip")]) == 0
-    assert find(out, *needles, said=spoken(capfd)) == []
-
-
 def test_retain_logs_named_by_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,49 +122,6 @@ def test_a_setting_that_is_not_set_any_more(
     assert "environment variable MY_K" in spoken(capfd)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["eval", "tofu", "--model", "/nowhere", f"+model.model_args.token={token(1)}", f"nonsense={token(1)}"],
-        ["eval", "tofu", "--model", "/nowhere", f"+model.model_args.token={token(1)}", "--data", f"/no/{token(1)}"],
-        ["eval", "tofu", "--model", f"https://ada:{token(1)}@example.org/model", "--data", DATA],
-        ["eval", "tofu", "--model", FULL, "--data", f"https://ada:{token(1)}@example.org/rows"],
-        ["eval", "tofu", f"--api-key={token(1)}"],
-        ["eval", "tofu", "--token", token(1)],
-        ["eval", "tofu", "--model", FULL, "--data", "${oc.env:PLANTED}"],
-        ["eval", "tofu", "--model", FULL, "--data", DATA, "eval.tofu.retain_logs_path=${oc.env:PLANTED}"],
-        ["eval", "tofu", "--model", FULL, "--data", DATA, "--retain-logs", f"https://a:{token(1)}@example.org/x"],
-        ["depth", f"+token={token(1)}", "--full", FULL],
-        ["collapse", f"/no/{token(1)}", f"+api_key={token(1)}", "--model", FULL],
-        [
-            "unlearn",
-            "--method",
-            "NPO",
-            "--model",
-            "/nowhere",
-            "--forget",
-            FORGET,
-            f"+trainer.args.hub_token={token(1)}",
-        ],
-        ["job", "--dry-run", "--set", f"env.HF_TOKEN={token(1)}", "--", "eval", "tofu"],
-        ["job", "--dry-run", "--", "eval", "tofu", f"+model.model_args.token={token(1)}"],
-        ["score", "/nowhere", f"forget_quality.password={token(1)}"],
-    ],
-)
-def test_error_messages(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PLANTED", f"/no/{token(1)}/x.json")
-    try:
-        assert main(words) == 2
-    except SystemExit as end:  # argparse
-        assert end.code == 2
-    said = spoken(capfd)
-    assert "error" in said
-    assert find(tmp_path, token(1), said=said) == []
-
-
 def test_train_and_unlearn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Trainer arguments, the model's token, and what the checkpoint's own files say of it."""
     monkeypatch.setenv("HUB", token(3))
@@ -212,37 +135,6 @@ def test_train_and_unlearn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
     assert find(out, *(token(n) for n in range(1, 6)), said=spoken(capfd)) == []
     assert json.loads((out / "config.json").read_text())["api_key"] == "<secret>"
     assert json.loads((out / "training.json").read_text())["config"]["model_args"]["token"] == "<secret>"
-
-
-def test_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    plan = {
-        "out": str(tmp_path / "out"),
-        "models": [FULL],
-        "slots": 0,
-        "suites": {
-            "tofu": {
-                "data": DATA,
-                "limit": 2,
-                "metrics": ["forget_Q_A_Prob"],
-                "overrides": [f"+model.model_args.token={token(1)}", f"++eval.tofu.kwargs={{secret:{token(2)}}}"],
-            }
-        },
-    }
-    file = tmp_path / "plan.yaml"
-    file.write_text(yaml.safe_dump(plan))
-    assert main(["sweep", str(file)]) == 0, spoken(capfd)
-    assert find(tmp_path / "out", token(1), token(2), said=spoken(capfd)) == []
-
-
-def test_stress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    words = ["--model", checkpoint(tmp_path / "model", api_key=token(2)), "--data", DATA, "--limit", "2"]
-    more = ["--metrics", "forget_Q_A_Prob", "--keep", "--out", str(out)]
-    monkeypatch.setenv("HF_TOKEN", token(1))
-    status = main(["stress", "prune=0.5", *words, *more])
-    said = spoken(capfd)
-    assert status == 0, said
-    assert find(out, token(1), token(2), said=said) == []
 
 
 def test_depth_and_collapse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -259,13 +151,6 @@ def test_depth_and_collapse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     rollouts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     main(["collapse", str(rollouts), "--model", FULL, "--out", str(out / "collapse"), "--quiet"])
     assert find(out, token(1)) == []
-
-
-def test_job(capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["job", "--dry-run", "--set", "secret=hub", "--", "eval", "tofu", "--model", "m"]
-    assert main([*words, "+model.model_args.token=${oc.env:HF_TOKEN}"]) == 0
-    said = spoken(capfd)
-    assert "secretRef" in said and "name: hub" in said and "oc.env:HF_TOKEN" in said
 
 
 # ---- older runs, and people's homes ---------------------------------------------------------------------------------

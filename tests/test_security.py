@@ -61,6 +61,8 @@ def test_the_source_opens_no_door() -> None:
         if file == "isolation.py":  # it reads no file: what a fork of this process hands back, and a fixed program
             continue
         name = call.split("(")[0]
+        if file == "adapters/plugins.py" and name == "exec":  # a plug-in is a program that the user names with --plugin
+            continue
         assert name not in ("eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"), (
             file,
             call,

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-import vestige
 from conftest import LAB
 from staleness_tools import (
     AGAIN,
@@ -63,24 +62,6 @@ def run_depth(world: World, out: Path) -> dict[str, Any]:
     return {"results": json.loads((out / "results.json").read_text())}
 
 
-def run_live(world: World, out: Path) -> vestige.api.Result:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(world.model)
-    world.live(model)
-    flags = dict(zip(world.flags[::2], world.flags[1::2], strict=False))
-    tokenizer = AutoTokenizer.from_pretrained(world.model)
-    how = {"data": world.data, "limit": 3, "metrics": METRICS, "overrides": SHORT}
-    how["system_prompt"] = flags.get("--system-prompt")
-    try:
-        return vestige.evaluate(model, tokenizer=tokenizer, out=out, **how)
-    except vestige.UserError as error:
-        if "holds results" not in str(error):
-            raise
-    take_results_away(out)
-    return vestige.evaluate(model, tokenizer=tokenizer, out=out, **how)
-
-
 def plan_of(world: World) -> Any:
     from vestige.sweep.plan import read_plan
     from vestige.sweep.tasks import make_tasks
@@ -121,8 +102,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             task = plan_of(world)
             assert perform(task).status == "done" and is_done(task)
             (place / "sweep").rename(place / f"sweep-{which}")
-        made = out["values"]["model"]
-        made["python"] = run_live(World(place, patch), place / "live").scores
     return out
 
 
@@ -178,21 +157,6 @@ def test_depth(case: Case, worlds: Worlds, base: dict[str, Any]) -> None:
     same = not case.other or "generation" in case.name
     truth = (lambda: before) if same else (lambda: run_depth(world, world.place / "new"))
     judge(Case(case.name, case.change, other=not same), case.depth, before, after, truth, pushed[0])
-
-
-@pytest.mark.parametrize("case", cases("python"))
-def test_python(case: Case, worlds: Worlds, base: dict[str, Any]) -> None:
-    """A model in memory is known by its weights, its buffers, its attributes and its classes."""
-    world = worlds(case.which)
-    case.change(world)
-    with forwards() as pushed:
-        result = run_live(world, world.place / "live")
-    before = {k: s.to_json() for k, s in base["values"]["model"]["python"].items()}
-    after = {k: s.to_json() for k, s in result.scores.items()}
-    fresh = (case.other and case.name != "decoder of the tokenizer") or case.python == AGAIN
-    truth = {k: s.to_json() for k, s in run_live(world, world.place / "new").scores.items()} if fresh else before
-    assert close(after, truth), "stale numbers"
-    assert (pushed[0] == 0) == (case.python == KEPT)
 
 
 @pytest.mark.parametrize("case", cases("sweep"))

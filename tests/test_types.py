@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
-from vestige.types import Prompt, Score, Target, content_key, stats
-from vestige.wants import Decoding, Request, Wants
+from vestige.types import Score, content_key, stats
 
 
 def test_content_keys_know_where_a_part_ends() -> None:
@@ -25,10 +23,6 @@ def test_the_last_token_goes_with_its_moment() -> None:
     assert (cut.steps, cut.tokens) == (2, 2)
     none = stats(hit=[1]).without_last().without_last()
     assert (none.steps, none.tokens) == (0, 0)
-
-
-def test_a_miss_is_not_a_hit() -> None:
-    assert stats(hit=[1, 0, 1]).hit.tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("value", [0.25, 0.0, None])
@@ -49,16 +43,3 @@ def test_the_peers_files_are_read() -> None:
     assert score.agg_value is None
     assert score.value_by_index == {"0": {"score": 1.0}, "1": {"score": None}}
     assert Score(0.5).to_json() == {"agg_value": 0.5}
-
-
-def test_wants_add_up() -> None:
-    target, request = Target((1, 2), 1), Request(Prompt((1,)), Decoding())
-    wants = Wants([target], [request], reference={"a": [target]})
-    wants.add(Wants([target], reference={"a": [target], "b": []}))
-    assert len(wants.answers) == 2
-    assert wants.reference == {"a": [target, target], "b": []}
-    assert np.unique([t.key for t in wants.answers]).size == 1
-
-
-def test_attended_tokens() -> None:
-    assert Prompt((1, 2, 3), (0, 2)).attended == 1

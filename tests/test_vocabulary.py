@@ -133,11 +133,3 @@ def test_only_packages_that_run_models_see_the_vocabulary(seen: dict[str, set[st
 def test_every_reduction_is_reached(seen: dict[str, set[str]]) -> None:
     """Otherwise the runs above would say nothing about them."""
     assert set().union(*seen.values()) >= NAMED
-
-
-def test_the_tracer_sees_arguments_results_and_what_is_in_containers() -> None:
-    with watched(7) as found:
-        numeric.means(np.zeros((2, 7)))
-        numeric.total([1.0])
-    assert found == {"numeric:means"}
-    assert wide({"logits": [torch.zeros(2, 7)]}, 7) and not wide({"logits": torch.zeros(7, 2)}, 7)

@@ -1,6 +1,7 @@
-"""Writes docs/parity.md: every golden value beside ours, how many, and the worst difference.
+"""Every golden value next to ours: how many there are, and the worst difference.
 
-python tools/parity.py            runs the golden cases (about a minute) and rewrites the page
+python tools/parity.py                  runs the golden cases (about a minute) and prints a line for each
+python tools/parity.py docs/bench.md    also writes the table between the page's marks
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "bench")]
 
 from conftest import LAB, SYSTEM
 from golden_tools import eval_args, reference_args, variant_model
+from measure import markdown, replace_section
 
-PAGE = ROOT / "docs" / "parity.md"
+OPEN, CLOSE = "<!-- parity: written by tools/parity.py -->", "<!-- end of parity -->"
 PRODUCED = (
     "open-unlearning (unmodified), transformers 4.45.1, tokenizers 0.20.3, torch 2.13.0 (CPU, float32, sdpa, batches "
     "of 32, seed 0), scipy 1.14.1, scikit-learn 1.5.2, rouge-score 0.1.2"
@@ -91,50 +93,24 @@ def run_case(args: list[str]) -> None:
             raise SystemExit(f"failed: {' '.join(args)}")
 
 
-def page(rows: list[tuple[str, dict[str, Any]]], differences: str) -> str:
-    head = [
-        "# Parity", "",
-        "This page is written by `tools/parity.py` from the golden tests. Do not edit it by hand.", "",
-        f"**Produced by** {PRODUCED}.", "**Reproduced with** the versions in `constraints.txt`, dialect `open-unlearning`.", "",
-        "| case | numbers | texts and nulls | unequal texts | worst absolute difference | in |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    body = [
-        f"| {t} | {m['numbers']:,} | {m['texts']:,} | {m['unequal']} | {m['worst']:.1e} | `{m['where']}` |"
-        for t, m in rows
+def section(rows: list[tuple[str, dict[str, Any]]]) -> str:
+    head = ("case", "numbers", "texts and nulls", "unequal texts", "worst absolute difference", "in")
+    cells = [
+        [title, f"{m['numbers']:,}", f"{m['texts']:,}", str(m["unequal"]), f"{m['worst']:.1e}", f"`{m['where']}`"]
+        for title, m in rows
     ]
     total = sum(m["numbers"] + m["texts"] for _, m in rows)
-    tail = [
-        "",
-        f"{total:,} values in all. Gradient norms are left out of the worst difference (their tolerance is 1e-3 relative;",
-        "they are compared by the tests).",
-        "",
-        differences,
-    ]
-    return "\n".join([*head, *body, *tail])
+    return f"""**Produced by** {PRODUCED}.
+**Reproduced with** the versions in `constraints.txt`, dialect `open-unlearning`.
+
+{markdown(head, cells)}
+
+{total:,} values in all. Gradient norms are left out of the worst difference (their tolerance is 1e-3 relative;
+they are compared by the tests).
+"""
 
 
-DIFFERENCES = """## Where we differ on purpose
-
-| what | open-unlearning | here, and why |
-|---|---|---|
-| a null among parents | later rows shift up by one | rows keep their index: a shift compares a question with another one's answer |
-| NaN in a row | the mean is NaN | the mean is null with a reason; JSON has no NaN |
-| a metric without a value | falls back in silence, or NaN | null, `reason` in the file, said on screen |
-| retain logs of another definition | compared as they are | re-scored by the same definition where they are a run of ours ([retain logs](results.md#retain-logs)) |
-| ragged lists of answers | the longer ones are cut, shorter ones crash | all are scored |
-| stale results | keyed by metric name in a folder | keyed by weights, tokens, mask, precision and decoding |
-| result files | rewritten after each metric | written once, atomically; evidence is kept batch by batch |
-| extra keys | | `reason`, `notes`, and for KS the statistic, sizes and log10 p |
-| loss over a large vocabulary | float32 cross entropy over transposed logits, off by about 1e-4 at 49,152 tokens | agrees with float64 to 2e-6 |
-
-The dialect `strict` differs further; [metrics.md](metrics.md#dialects) has the table. The dialects there are:
-
-```bash
-vestige ls dialects
-```"""
-
-
-def main(write: Callable[[str], Any] = PAGE.write_text) -> None:
+def main() -> None:
     logging.getLogger("vestige").setLevel(logging.ERROR)
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -142,7 +118,8 @@ def main(write: Callable[[str], Any] = PAGE.write_text) -> None:
             run_case(args)
             rows.append((title, measure(json.loads(golden.read_text()), json.loads(ours.read_text()))))
             print(title, rows[-1][1], flush=True)
-    write(page(rows, DIFFERENCES) + "\n")
+    if len(sys.argv) > 1:
+        replace_section(Path(sys.argv[1]), section(rows), OPEN, CLOSE)
 
 
 if __name__ == "__main__":

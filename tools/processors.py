@@ -43,13 +43,7 @@ class Run:
 
 # With these seeds the judge of fluency ended below what its test once asked for (0.8), on an Intel Xeon.
 # Runs with one thread go in pairs, so those with two threads, which need both cores, come last.
-RUNS = (
-    Run("avx2", 1, 10),
-    Run("sse4", 1, 12),
-    Run("native", 1, 22),
-    Run("avx2", 2, 26),
-    Run("sse4", 2, 24),
-)
+RUNS = (Run("avx2", 1, 10), Run("sse4", 1, 12), Run("native", 1, 22), Run("avx2", 2, 26), Run("sse4", 2, 24))
 
 
 def marked() -> list[str]:

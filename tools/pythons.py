@@ -1,8 +1,8 @@
 """`make test-pythons`: the packages that need no torch, on newer Pythons.
 
-torch has a CPU build for one Python here, so the rest of the suite runs on that one. Types, metrics, compare, suites,
-store, meta and report never import it: their doctests and tests run on every Python below that is installed. Each gets
-a small environment of its own, `.venv-X.Y`.
+torch has a CPU build for one Python here, so the rest of the suite runs on that one. Types, metrics, stats, suites,
+verdict, meta and report never import it: their doctests and tests run on every Python below that is installed. Each
+gets a small environment of its own, `.venv-X.Y`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PACKAGES = (
     *("hydra-core", "matplotlib", "rouge-score", "scikit-learn"),
 )
 PACKAGES_WITHOUT_TORCH = (
-    *("types.py", "packed_ids.py", "errors.py", "wants.py", "guard.py", "schema.py", "numeric.py"),
-    *("metrics", "compare", "suites", "store", "meta", "report"),
+    *("types.py", "errors.py", "wants.py", "numeric.py"),
+    *("metrics", "stats", "suites", "verdict", "meta", "report"),
 )
 TESTS = (
-    *("test_modules", "test_numeric", "test_types", "compare/test_bootstrap", "compare/test_exact", "meta/test_meta"),
+    *("test_modules", "test_numeric", "test_types", "stats/test_bootstrap", "stats/test_vectors", "meta/test_meta"),
     *(f"metrics/test_{name}" for name in ("bleu", "collapse_formulas", "depth_formulas", "metrics")),
 )
 

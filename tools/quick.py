@@ -14,7 +14,7 @@ from pathlib import Path
 from pythons import PACKAGES_WITHOUT_TORCH, TESTS
 
 ROOT = Path(__file__).resolve().parent.parent
-MORE = ("test_messages", "suites/test_handlers", "metrics/test_rouge", "compare/test_verdict")
+MORE = ("suites/test_handlers", "metrics/test_rouge", "verdict/test_verdict")
 ONE_EVALUATION = "tests/contract/test_tofu_muse.py::test_default_metrics_by_the_guides_command"
 BUDGET = 90  # seconds on two idle cores
 

@@ -35,12 +35,7 @@ WAYS = {
 
 
 def _sizes() -> Sizes:
-    return Sizes(
-        background=150,
-        background_figures=6,
-        background_lands=6,
-        facts=3,
-    )
+    return Sizes(background=150, background_figures=6, background_lands=6, facts=3)
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,8 @@ def add_argument(
     """One option of a verb as an argument of argparse."""
     default = None if parameter.default is parameter.empty else parameter.default
     text = f"{option.help}: {' | '.join(option.values)}" if option.values else option.help
-    note = verb.notes.get(name, "")
+    notes = VERBS[verb.same_as].notes if verb.same_as else verb.notes
+    note = notes.get(name, "")
     if name == "attacks":
         from vestige.stress.attacks import OURS
 

@@ -35,6 +35,7 @@ class Verb:
     run: Callable[..., int]
     like: Callable[..., Any] | None = None
     without: tuple[str, ...] = ()  # options of `like` that the command line has not
+    same_as: str = ""  # the verb that has the same options
     notes: Mapping[str, str] = field(default_factory=dict)  # parameter -> what is special about it in this verb
     required: tuple[str, ...] = ()
     only_typed: bool = False  # options that were not typed are None, whatever the default of the Python function
@@ -58,6 +59,8 @@ def verb(name: str, question: str, help: str, **facts: Any) -> Callable[[Callabl
 
 def parameters_of(verb: Verb) -> dict[str, Any]:
     """The options of a verb by parameter name: those of the function that it is like, and its own."""
+    if verb.same_as:
+        return parameters_of(VERBS[verb.same_as])
     shared = options_of(verb.like) if verb.like else {}
     parameters = {name: found for name, found in shared.items() if name not in verb.without}
     return parameters | options_of(verb.run)
@@ -200,40 +203,15 @@ def audit(
     "plan",
     "measure",
     "say what an evaluation would cost",
-    like=api.evaluate,
-    without=PYTHON_ONLY,
+    same_as="eval",
     late="words",
     description="Say what it would cost.",
-    notes={
-        "retain_model": "it is evaluated first, and the model compared with it",
-        "metrics": "instead of the suite's own",
-        "out": "default: saves/eval/<task_name>",
-        "batch_size": "at most; default: 128",
-    },
     epilog="example: vestige plan tofu --model PATH --data DIR",
 )
-def plan(
-    words: EvalWords = (),
-    *,
-    retain_model: RetainModel = None,
-    retain_logs: SeveralRetainLogs = None,
-    config_name: ConfigName = "eval.yaml",
-    multirun: Multirun = False,
-    cfg: Cfg = False,
-    plugin: Plugin = (),
-    progress: bool = True,
-    **options: Any,
-) -> int:
+def plan(retain_model: RetainModel = None, cfg: Cfg = False, progress: bool = True, **request: Any) -> int:
     from vestige.runs.plan import plan_of
 
-    request: dict[str, Any] = {
-        "words": words,
-        "config_name": config_name,
-        "multirun": multirun,
-        "plugin": plugin,
-        "progress": progress,
-    }
-    runs = _evaluations(**request, **options, retain_logs=retain_logs, verb="plan")
+    runs = _evaluations(**request, progress=progress, verb="plan")
     if cfg:
         return _print_configs(runs)
     for run in runs:

@@ -281,7 +281,7 @@ def test_servers_of_the_command_line_take_the_place_of_the_plans(
         ({"attacks": ["prune"]}, "changes weights, and 'retain' is served"),
         ({"suites": {"depth": {"full": "full", "data": str(DATA / "forget.jsonl")}}}, "reads layers"),
         ({"suites": {"tofu": {"server": "http://127.0.0.1:9"}}}, "belong to models"),
-        ({"server": {"url": "x"}}, "an address or a list"),
+        ({"server": {"url": "x"}}, "$.server"),
     ],
 )
 def test_what_a_server_cannot_do_in_a_sweep_is_refused(

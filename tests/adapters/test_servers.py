@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ import vestige
 from conftest import LAB, SYSTEM
 from serve_tools import Half, HttpStatus, ModelServer, Silence, TinyModel, serving
 from vestige.adapters import served_model, servers
-from vestige.adapters.servers import Wire, checked_url
 from vestige.errors import UserError
 
 FULL = LAB / "models" / "full"
@@ -135,14 +132,6 @@ def test_sampled_texts_are_repeatable(server: ModelServer, tmp_path: Path) -> No
 # ---- requests -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "ftp://a", "http://me:secret@127.0.0.1", "http://127.0.0.1?key=x", "http://a:b:c"]
-)
-def test_addresses_with_secrets_or_without_sense_are_refused(url: str) -> None:
-    with pytest.raises(UserError, match="--server takes"):
-        checked_url(url)
-
-
 # ---- faults that pass ---------------------------------------------------------------------------------------------
 
 
@@ -170,18 +159,6 @@ def test_faults_that_pass_are_waited_out(server: ModelServer, in_process: Any, t
     served = run(tmp_path / "served", server.url, SCORED)
     assert_equal({k: v for k, v in rows_of(in_process).items() if k in served.scores}, rows_of(served))
     assert served.manifest["cost"]["server_retries"] > 0
-
-
-def test_a_timeout_is_tried_again(server: ModelServer) -> None:
-    slow = iter([1.0])
-
-    def misbehave(path: str, number: int, asked: dict[str, Any], answer: Any) -> Any:
-        time.sleep(next(slow, 0.0))
-        return answer
-
-    server.misbehave = misbehave
-    wire = Wire(server.url, timeout=0.2)
-    assert wire.get("/version") == {"version": "0.0-test"} and wire.retries >= 1
 
 
 def test_a_server_that_stays_away_ends_the_run_with_a_sentence(server: ModelServer, tmp_path: Path) -> None:
@@ -366,33 +343,6 @@ def test_a_server_that_comes_back_is_used_again(tiny: TinyModel, tmp_path: Path)
         one.misbehave = naps
         served = run(tmp_path / "served", one.url, SCORED)
         assert any("came back" in note for note in served.manifest["notes"])
-
-
-def test_as_many_texts_as_sequences_are_under_way(tiny: TinyModel, tmp_path: Path) -> None:
-    """A server fills its batch with what it has been asked: with eight texts at a time most of it stays empty."""
-    lock, under_way, most = threading.Lock(), 0, 0
-    with serving(tiny, str(FULL)) as one:
-        answer = one.answer
-
-        def counted(path: str, body: dict[str, Any]) -> Any:
-            nonlocal under_way, most
-            text = "prompt" in body and body.get("max_tokens", 0) > 1
-            with lock:
-                under_way += text
-                most = max(most, under_way)
-            if text:
-                time.sleep(0.5)
-            try:
-                return answer(path, body)
-            finally:
-                with lock:
-                    under_way -= text
-
-        one.answer = counted  # type: ignore[method-assign]
-        settings: dict[str, Any] = {"limit": 12, "system_prompt": SYSTEM, "overrides": ["stats.resamples=0"]}
-        metrics = ["forget_Q_A_ROUGE", "retain_Q_A_ROUGE"]
-        vestige.evaluate(FULL, data=LAB / "data", out=tmp_path / "run", metrics=metrics, server=one.url, **settings)
-    assert most > 8  # the requests that are under way when scoring, with many sequences each
 
 
 def test_servers_of_two_models_are_refused(tiny: TinyModel, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def names() -> dict[str, Any]:
     import transformers
 
     theirs = {n: getattr(transformers, n) for n in ("TrainerControl", "TrainerState", "TrainingArguments")}
-    return {**returned(), **theirs, "DataFrame": pandas.DataFrame}
+    return {**returned(), **theirs, "DataFrame": pandas.DataFrame, "Result": vestige.Result}
 
 
 def holds_any(hint: Any) -> bool:

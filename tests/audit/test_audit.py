@@ -103,25 +103,6 @@ def work_on(place: Path, forget: str, **more: Any) -> AuditWork:
     return AuditWork(Audit(models["full"], models["unlearned"], forget, out=place / "o", **more))
 
 
-def test_a_step_counts_as_done_only_for_the_same_rows_weights_and_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = plain_rows(tmp_path / "f.jsonl")
-    work = work_on(tmp_path, plain)
-    (tmp_path / "o" / "attacks" / "prune").mkdir(parents=True)
-    work.note("prune", Step("done", work.key("prune"), 1.0))
-    monkeypatch.setattr("vestige.audit.work.is_whole", lambda place: True)
-    assert work_on(tmp_path, plain).is_done("prune")
-    assert not work_on(tmp_path, plain).is_done("jailbreak")
-    assert not work_on(tmp_path, plain, settings={"limit": 3}).is_done("prune")
-    assert not work_on(tmp_path, plain, settings={"overwrite": True}).is_done("prune")
-    with Path(plain).open("a") as file:
-        file.write(json.dumps({"question": "one more?", "answer": "yes"}) + "\n")
-    assert not work_on(tmp_path, plain).is_done("prune")
-    monkeypatch.setattr("vestige.audit.work.is_whole", lambda place: False)
-    assert not work_on(tmp_path, plain).is_done("prune")
-
-
 def test_rows_are_cut_to_the_minutes_and_the_same_command_keeps_the_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,10 +161,3 @@ def test_mistakes(
         (tmp_path / file).write_text(content)
     assert audit("--forget", str(tmp_path / file), "--out", str(tmp_path / "o"), *more) == 2
     assert needle in capsys.readouterr().err
-
-
-def test_a_file_that_says_nothing_is_not_believed(tmp_path: Path) -> None:
-    plain = plain_rows(tmp_path / "f.jsonl")
-    (tmp_path / "o").mkdir()
-    (tmp_path / "o" / "audit.json").write_text('{"steps": 3}')
-    assert not work_on(tmp_path, plain).is_done("prune")

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from collapse_tools import random_cross, tiny, trajectories
+from collapse_tools import tiny, trajectories
 from collect_tools import ARCHITECTURES, PACKABLE, model_of, numbers, one_by_one
-from loops import one_test
 from vestige.collapse import sampling
 from vestige.collapse.detector import CollapseDetector, CollapseSettings
 from vestige.collapse.reasoning import Trajectory, Turn
 from vestige.collect.backend import Cost
 from vestige.collect.cross import CrossScorer, Forest, pairwise_scorer
 from vestige.errors import UserError
-from vestige.metrics.collapse import Ema, caveats, cross_of, extras, label_metrics, permutation_null, verdict
+from vestige.metrics.collapse import Ema, cross_of, label_metrics
 from vestige.types import Target
 
 FIRST = "collapse_first_turn_sample"
@@ -142,11 +141,6 @@ def test_ten_thousand_tokens_of_reasoning() -> None:
     assert Forest([z], 16).single
 
 
-def test_reasoning_longer_than_the_model_can_read() -> None:
-    with pytest.raises(UserError, match="A prompt with a reasoning is"):
-        CrossScorer(model_of("gpt2"))([(1, 2)], [tuple([3] * 90)])
-
-
 def test_temperature() -> None:
     model = model_of("llama").double()
     prompts, zs = problem()
@@ -156,14 +150,6 @@ def test_temperature() -> None:
         logp = (model(input_ids=ids).logits[0, len(prompts[0]) - 1 : -1] / 0.5).log_softmax(-1)
     expected = logp[torch.arange(len(zs[1])), torch.tensor(zs[1])].sum()
     assert halved.sums[1, 0] == pytest.approx(float(expected), abs=1e-9)
-
-
-@pytest.mark.parametrize(("prompts", "zs"), [([], [(1,)]), ([(1,)], []), ([()], [(1,)]), ([(1,)], [()])])
-def test_nothing_to_score(prompts: list[Any], zs: list[Any]) -> None:
-    with pytest.raises(UserError):
-        CrossScorer(model_of("llama"))(prompts, zs)
-    with pytest.raises(UserError):
-        pairwise_scorer(lambda p, z: [])(prompts, zs)
 
 
 def test_any_log_prob_function_will_do() -> None:
@@ -185,31 +171,6 @@ def test_any_log_prob_function_will_do() -> None:
     assert {k: ours.metrics[k] for k in names} == pytest.approx({k: theirs.metrics[k] for k in names}, abs=1e-4)
     with pytest.raises(UserError, match="returned 1 log-probabilities for a reasoning of 3"):
         pairwise_scorer(lambda p, z: [[0.0]])([(1,)], [(1, 2, 3)])
-
-
-# ---- words --------------------------------------------------------------------------------------------------------
-
-
-def test_words() -> None:
-    cross = random_cross(24, 4, signal=8.0)
-    rng = np.random.default_rng(0)
-    strong = {**label_metrics(cross, "l", Ema()), **extras(cross), **permutation_null(cross, rng)}
-    assert verdict(strong).startswith("reasoning depends on its prompt (own prompt found for")
-    few = cross_of([[0.0, -9.0], [0.0, -9.0], [-9.0, 0.0], [-9.0, 0.0]], [4] * 4, [0, 0, 1, 1], "ab")
-    hints = {**label_metrics(few, "l", Ema()), **extras(few), **permutation_null(few, rng)}
-    assert verdict(hints).startswith("too few rows to tell (own prompt found for 100% of rows")
-    flat = cross_of(np.full((8, 2), -8.0), [4] * 8, [0, 0, 0, 0, 1, 1, 1, 1], "ab")
-    none = {**label_metrics(flat, "l", Ema()), **extras(flat), **permutation_null(flat, rng)}
-    assert verdict(none).startswith("no dependence on the prompt can be seen")
-    [words] = [c for c in caveats(none, 1e-3) if c.startswith("mi_zscore is")]
-    assert "dominated by std_eps" in words
-    assert caveats(strong, 1e-3) == []
-    assert "is noise" in caveats({"mi_estimate": -0.01}, 1e-3)[0]
-    assert "different signs" in caveats({"mi_estimate": 0.1, "mi_seq_estimate": -4.0}, 1e-3)[0]
-    spans = {"mi_seq_estimate": (-9.0, -2.0)}
-    assert "did not write" in caveats({"mi_estimate": -0.2, "mi_seq_estimate": -4.0}, 1e-3, spans)[0]
-    assert "only 1 distinct" in caveats({"n_columns": 3, "n_prompts_distinct": 1}, 1e-3)[0]
-    assert verdict({}) == "cannot tell; cannot tell"
 
 
 # ---- sampling and the detector ------------------------------------------------------------------------------------
@@ -276,19 +237,6 @@ def test_errors_are_raised_or_skipped(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_nan_model_gives_a_reason() -> None:
     made = CollapseDetector(CollapseSettings(), log_prob_fn=lambda p, z: [[float("nan")] * len(t) for t in z])
     assert "no finite log-probability" in made.compute(small()).reasons[FIRST]
-
-
-@one_test(
-    "block",
-    [
-        {"compute_freq": 0}, {"num_samples": None}, {"num_samples": "some"}, {"num_samples": True}, {"ema_decay": 2},
-        {"std_eps": -1}, {"columns": "rows"}, {"parity": "verl"}, {"num_sample": 3}, {"micro_batch_size": 1.5},
-    ],
-)  # fmt: skip
-def test_settings_that_are_wrong(block: dict[str, Any]) -> None:
-    with pytest.raises(UserError):
-        CollapseSettings.from_config(block)
-    assert CollapseSettings.from_config({"num_samples": "ALL"}).count is None
 
 
 def test_a_damaged_state_is_refused() -> None:

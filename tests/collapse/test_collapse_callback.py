@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +69,6 @@ def matched_by(model: Any, step: int) -> float:
     return sum(found) / len(found)
 
 
-def test_the_weights_that_wrote_the_rollouts_score_them(tmp_path: Path) -> None:
-    """A learning rate that leaves nothing of the policy: the numbers are those of the weights before the step."""
-    from transformers import AutoModelForCausalLM
-
-    callback = callback_of()
-    trainer = train(tmp_path, 1, "none", lambda s: callback.record(rows(s)), callback, learning_rate=30.0)
-    [entry] = logged(trainer)
-    before = matched_by(AutoModelForCausalLM.from_pretrained(TINY).eval(), 1)
-    after = matched_by(trainer.model.eval(), 1)
-    assert entry[f"{FIRST}/matched_log_prob_mean"] == pytest.approx(before, abs=1e-3)
-    assert abs(after - before) > 0.1
-    assert entry["collapse/rollout_step"] == 1 and entry["collapse/updates_since_rollout"] == 0
-
-
 def test_rollouts_written_at_the_end_of_a_step_are_of_the_new_weights(tmp_path: Path) -> None:
     from transformers import TrainerCallback
 
@@ -136,27 +121,6 @@ def test_the_trainers_own_log_is_not_lost(tmp_path: Path) -> None:
     trainer = train(tmp_path, 10, "none", lambda s: callback.record(rows(s)), callback, logging_steps=5)
     assert [e["step"] for e in trainer.state.log_history if "loss" in e] == [5, 10]
     assert [e["step"] for e in logged(trainer)] == [1, 5, 10]
-
-
-def test_a_resumed_run_has_the_running_means_of_its_checkpoint(tmp_path: Path) -> None:
-    """Through the Trainer's own checkpoints, in the same directory and from a copy elsewhere."""
-    import shutil
-
-    name = f"{FIRST}/marginal_std_ema"
-    whole = callback_of()
-    entries = logged(train(tmp_path / "a", 6, "none", lambda s: whole.record(rows(s)), whole, save_strategy="steps",
-                           save_steps=2))  # fmt: skip
-    shutil.copytree(tmp_path / "a" / "checkpoint-2", tmp_path / "kept" / "checkpoint-2")
-    for place, out in ((tmp_path / "a", tmp_path / "a"), (tmp_path / "kept", tmp_path / "b")):
-        again = callback_of()
-        trainer = train(out, 6, "none", lambda s: again.record(rows(s)), again, resume=str(place / "checkpoint-2"))  # noqa: B023
-        resumed = logged(trainer)
-        assert [e["step"] for e in resumed] == [1, 2, 3, 4, 5, 6]
-        assert [e[name] for e in resumed] == pytest.approx([e[name] for e in entries], rel=1e-12)
-    fresh = callback_of(resume=False)
-    trainer = train(tmp_path / "c", 3, "none", lambda s: fresh.record(rows(s)), fresh,
-                    resume=str(tmp_path / "kept" / "checkpoint-2"))  # fmt: skip
-    assert logged(trainer)[-1][name] == logged(trainer)[-1][f"{FIRST}/marginal_std"]
 
 
 def test_modes_of_single_modules_survive() -> None:
@@ -261,54 +225,3 @@ def test_a_failing_measurement_does_not_stop_training(tmp_path: Path, caplog: py
     with caplog.at_level(logging.WARNING):
         trainer = train(tmp_path, 2, "none", lambda step: callback.record(rows(step)), callback)
     assert trainer.state.global_step == 2 and "no GPU today" in caplog.text
-
-
-def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
-    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=1, resamples=10))
-    train(tmp_path, 2, "tensorboard", lambda step: callback.record(rows(step)), callback)
-    [file] = (tmp_path / "runs").rglob("events.out.*")
-    events = EventAccumulator(str(file)).Reload()
-    assert [e.step for e in events.Scalars(f"train/{FIRST}/retrieval_accuracy")] == [1, 2]
-
-
-def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb = pytest.importorskip("wandb")
-    for name, value in (("WANDB_MODE", "offline"), ("WANDB_DIR", str(tmp_path)), ("WANDB_SILENT", "true")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("WANDB_DISABLE_GIT", "true")
-    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=1, resamples=10))
-    seen: list[dict[str, Any]] = []
-    train(tmp_path, 1, "wandb", lambda step: callback.record(rows(step)), callback, run_name="collapse")
-    seen.append(dict(wandb.run.summary) if wandb.run else {})
-    wandb.finish()
-    assert os.environ["WANDB_MODE"] == "offline"
-    assert f"train/{FIRST}/mi_estimate" in seen[0]
-    assert list(tmp_path.rglob("*.wandb"))
-
-
-def test_names_without_the_trainers_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As RAGEN's guide has them, in TensorBoard and in W&B; the trainer's own keep theirs."""
-    pytest.importorskip("tensorboard")
-    wandb = pytest.importorskip("wandb")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
-    for name, value in (("WANDB_MODE", "offline"), ("WANDB_DIR", str(tmp_path)), ("WANDB_SILENT", "true")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("WANDB_DISABLE_GIT", "true")
-    callback = callback_of(bare_keys=True)
-    both: Any = ["tensorboard", "wandb"]
-    trainer = train(tmp_path, 2, both, lambda s: callback.record(rows(s)), callback, logging_steps=1)
-    summary = dict(wandb.run.summary)
-    wandb.finish()
-    [file] = (tmp_path / "runs").rglob("events.out.*")
-    events = EventAccumulator(str(file)).Reload()
-    assert [e.step for e in events.Scalars(f"{FIRST}/retrieval_accuracy")] == [1, 2]
-    assert [e.step for e in events.Scalars("train/loss")] == [1, 2]
-    assert f"{FIRST}/mi_estimate" in summary and f"train/{FIRST}/mi_estimate" not in summary
-    assert "train/loss" in summary and summary["train/global_step"] == 2
-    assert [e["step"] for e in logged(trainer)] == [1, 2]  # the trainer's history has them, for a resume

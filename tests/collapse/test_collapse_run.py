@@ -12,47 +12,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
-import vestige
-from collapse_tools import TINY, golden, history_rows, tiny, tokenizer, turn_rows, write
+from collapse_tools import TINY, tiny, tokenizer, turn_rows, write
 from conftest import LAB, SYSTEM
-from loops import one_test
 from staleness_tools import forwards
 from vestige.cli import main
 from vestige.collapse.detector import CollapseSettings
-from vestige.collapse.run import scheduled_settings
-from vestige.metrics.collapse import SUFFIXES
 from vestige.numeric import number
 
 TEMPLATE = "I should think about this step by step and then give my answer."
-
-
-def test_from_a_file_to_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write(tmp_path / "rollouts.jsonl", turn_rows())
-    out = tmp_path / "out"
-    flags = ["--num-samples", "all", "--resamples", "50", "--ema", str(tmp_path / "ema.json")]
-    assert main(["collapse", str(file), "--model", str(TINY), "--step", "7", "--out", str(out), *flags]) == 0
-    shown = capsys.readouterr().out
-    assert "own prompt found for" in shown and "First turns" in shown and "step 7" in shown
-    body = json.loads((out / "metrics.json").read_text())
-    [step] = body["steps"]
-    assert step["step"] == 7 and step["turns"] == 12 and step["format"] == "native"
-    for label in ("collapse_first_turn_sample", "collapse_trajectory_sample"):
-        assert {f"{label}/{s}" for s in SUFFIXES} <= set(step["metrics"])
-        assert step["metrics"][f"{label}/n_prompts_distinct"] == 4
-    rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
-    assert len(rows) == 24
-    assert rows[0]["reasoning"].startswith("I see Player (0, 1)")
-    assert {"rank_of_own_prompt", "best_other_prompt", "pointwise_mi_seq"} <= set(rows[0])
-    with np.load(out / "cross.npz") as arrays:
-        name = "7/collapse_first_turn_sample"
-        sums, lengths, tokens = (arrays[f"{name}/{k}"] for k in ("sums", "lengths", "tokens"))
-        assert sums.shape == (12, 4) and len(tokens) == 4 * lengths.sum()
-        first = tokens[: 4 * lengths[0]].reshape(4, -1)
-        assert first.sum(axis=1) == pytest.approx(sums[0], abs=1e-4)
-    state = json.loads((tmp_path / "ema.json").read_text())
-    assert state["per_seq"]["collapse_first_turn_sample"] == pytest.approx(
-        step["metrics"]["collapse_first_turn_sample/marginal_std_seq"]
-    )
 
 
 def test_the_printed_interval_is_that_of_the_number_before_it(
@@ -70,37 +37,6 @@ def test_the_printed_interval_is_that_of_the_number_before_it(
         value, low, high = (step["metrics"][f"{label}/mi_seq_estimate{s}"] for s in ("", "_ci_low", "_ci_high"))
         assert low <= value <= high
         assert any(f" {number(value)} {number(low)} to {number(high)} " in line for line in lines)
-
-
-def test_ragen_parity_from_the_command_line(tmp_path: Path) -> None:
-    """The golden histories through the whole tool: sampled by RAGEN's generator, scored in float32."""
-    file = write(tmp_path / "A.jsonl", history_rows("A"))
-    words = ["collapse", str(file), "--model", str(TINY), "--out", str(tmp_path / "o")]
-    assert main([*words, "--step", "1", "collapse_detection=ragen", "--num-samples", "all"]) == 0
-    [step] = json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"]
-    expected = golden()["float32"]["ema_seq_step1_A"]["metrics"]
-    found = {k: v for k, v in step["metrics"].items() if not k.startswith("timing_s/")}
-    assert set(found) == set(expected)
-    assert found == pytest.approx(expected, abs=2e-4)
-    assert step["left_out"] == {"empty reasoning": 3, "close tag missing": 1} and step["turns"] == 36
-
-
-def test_running_means_go_on_over_several_files(tmp_path: Path) -> None:
-    files = [str(write(tmp_path / f"{n}.jsonl", history_rows(w))) for n, w in ((10, "B"), (1, "A"))]
-    flags = ["--model", str(TINY), "--parity", "ragen", "--num-samples", "all", "--multi-turn-enabled", "false"]
-    assert main(["collapse", *files, *flags, "--out", str(tmp_path / "both")]) == 0
-    steps = json.loads((tmp_path / "both" / "metrics.json").read_text())["steps"]
-    assert [s["step"] for s in steps] == [1, 10]  # by the number in the name, whatever the order given
-    name = "collapse_first_turn_sample/marginal_std"
-    one, two = (s["metrics"] for s in steps)
-    assert two[f"{name}_ema"] == pytest.approx(0.9 * one[name] + 0.1 * two[name])
-    assert (tmp_path / "both" / "collapse.png").stat().st_size > 5000
-    # The same in two runs that share a state file.
-    for file, step in ((files[1], "1"), (files[0], "10"), (files[0], "10")):  # one of them twice: it counts once
-        more = ["--ema", str(tmp_path / "ema.json"), "--step", step, "--out", str(tmp_path / step)]
-        assert main(["collapse", file, *flags, *more]) == 0
-    [last] = json.loads((tmp_path / "10" / "metrics.json").read_text())["steps"]
-    assert last["metrics"][f"{name}_ema"] == pytest.approx(two[f"{name}_ema"])
 
 
 def test_a_policy_that_collapses(tmp_path: Path) -> None:
@@ -141,20 +77,6 @@ def test_rollouts_of_another_model_are_noticed(tmp_path: Path) -> None:
     assert any("did not write" in n for n in step["notes"]["collapse_first_turn_sample"])
 
 
-def test_settings_from_hydra_and_flags(tmp_path: Path) -> None:
-    def settings_from(*args: Any, **more: Any) -> CollapseSettings:
-        return scheduled_settings(*args, **more)[0]
-
-    assert settings_from() == CollapseSettings()
-    made = settings_from(["collapse_detection=ragen", "collapse_detection.num_samples=all"], {"std_eps": 0.5})
-    assert (made.parity, made.count, made.std_eps) == ("ragen", None, 0.5)
-    group = tmp_path / "collapse_detection"
-    group.mkdir()
-    (group / "mine.yaml").write_text("compute_freq: 3\nfirst_turn_enabled: false\n")
-    assert settings_from(["collapse_detection=mine"], config_dir=tmp_path).compute_freq == 3
-    assert settings_from().compute_freq == settings_from(["collapse_detection=ragen"]).compute_freq == 5
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -178,57 +100,6 @@ def test_compute_freq_counts_on_files_when_somebody_sets_it(
     assert [s["step"] for s in json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"]] == expected
 
 
-@one_test(
-    ("words", "message"),
-    [
-        (["--model", "x"], "No rollouts given"),
-        (["F"], "No model given"),
-        (["F", "--model", "M", "--num-samples", "0"], "num_samples must be all or from 1"),
-        (["F", "--model", "M", "--num-samples", "some"], "num_samples must be all or from 1"),
-        (["F", "--model", "M", "--parity", "verl"], "Unknown collapse_detection.parity 'verl'"),
-        (["F", "--model", "M", "--rollout-format", "trll"], "Did you mean 'trl'?"),
-        (["F", "--model", "M", "--model", "M", "--model", "M"], "one for each of the 1 files"),
-        (["F", "--model", "M", "--step", "1", "--step", "2"], "one --step for each of the 1 files"),
-        (["F", "F", "--model", "M"], "both of step"),
-        (["F", "--model", "M", "--compute-freq", "5", "--step", "3"], "None of these steps is due"),
-        (["F", "--model", "M", "--temperature", "0"], "temperature must be above 0"),
-        (["F", "--model", "M", "--reasoning-pattern", "a(b"], "not a regular expression"),
-        (["F", "--model", "M", "collapse_detection.num_sample=3"], "num_sample"),
-        (["missing.jsonl", "--model", "M"], "does not exist"),
-    ],
-)
-def test_mistakes_are_one_sentence(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = str(write(tmp_path / "r3.jsonl", turn_rows(2, 1)))
-    filled = [{"F": file, "M": str(TINY)}.get(w, w) for w in words]
-    assert main(["collapse", *filled, "--out", str(tmp_path / "o")]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1 and "Traceback" not in error
-
-
-def test_one_prompt_only_and_all_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = write(tmp_path / "one.jsonl", turn_rows(1, 4))
-    words = ["--model", str(TINY), "--num-samples", "all", "--cross-columns", "distinct", "--out", str(tmp_path / "o")]
-    assert main(["collapse", str(one), *words]) == 2
-    shown = capsys.readouterr()
-    assert "one and the same prompt" in shown.out and "one and the same prompt" in shown.err
-    [step] = json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"]
-    assert step["metrics"]["collapse/first_turn_valid_rate"] == 1.0
-    empty = [{**r, "response": "<think> \n</think>Up"} for r in turn_rows(2, 2)]
-    assert main(["collapse", str(write(tmp_path / "empty.jsonl", empty)), *words]) == 2
-    shown = capsys.readouterr()
-    assert "4 of 4 turns left out: 4 x empty reasoning" in shown.out and "no turn has reasoning" in shown.out
-    [step] = json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"]
-    assert step["metrics"]["collapse/valid_thinking_rate"] == 0.0
-
-
-def test_a_model_in_memory(tmp_path: Path) -> None:
-    file = write(tmp_path / "r.jsonl", turn_rows())
-    report = vestige.measure_collapse(file, tiny(), tokenizer(), settings=CollapseSettings(resamples=20))
-    assert report.files == [] and "collapse_first_turn_sample/mi_estimate" in report.metrics[1]
-
-
 # ---- evidence -----------------------------------------------------------------------------------------------------
 
 
@@ -248,65 +119,6 @@ def command(place: Path, out: str, *more: str) -> list[str]:
         "--quiet",
         *more,
     ]
-
-
-def left(run: Path) -> dict[str, Any]:
-    """What a run left, without times."""
-    skip = (".lock", "manifest.json")
-    files = {p.relative_to(run).as_posix(): p.read_bytes() for p in sorted(run.rglob("*")) if p.is_file()}
-    out: dict[str, Any] = {name: data for name, data in files.items() if Path(name).name not in skip}
-    body = json.loads(out["metrics.json"])
-    for step in body["steps"]:
-        step["metrics"] = {k: v for k, v in step["metrics"].items() if not k.startswith("timing_s/")}
-    return {**out, "metrics.json": body}
-
-
-class KilledError(BaseException):
-    """The process ends here."""
-
-
-@pytest.mark.parametrize("after", [1, 3])
-def test_an_interrupted_run_goes_on_to_the_same_bytes(
-    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four prompts are four batches; the second sample reads the first one's."""
-    from vestige.runs.evidence import EvidenceFolder
-
-    assert main(command(tmp_path, "whole")) == 0
-    real, kept = EvidenceFolder.write, [0]
-    limit: list[int | None] = [after]
-
-    def write(self: Any, *batch: Any) -> None:
-        if kept[0] == limit[0]:
-            raise KilledError
-        kept[0] += 1
-        real(self, *batch)
-
-    monkeypatch.setattr(EvidenceFolder, "write", write)
-    with pytest.raises(KilledError):
-        main(command(tmp_path, "cut"))
-    assert len(list((tmp_path / "cut" / "evidence").glob("cross-*/*.safetensors"))) == after
-    limit[0] = None
-    assert main(command(tmp_path, "cut")) == 0
-    assert kept[0] == 4  # no batch was scored twice
-    assert left(tmp_path / "cut") == left(tmp_path / "whole")
-    assert main(["verify", str(tmp_path / "cut")]) == 0
-
-
-def test_the_next_run_reads_what_is_there(tmp_path: Path) -> None:
-    """Other settings of the metrics read the same evidence; another temperature asks other questions."""
-    assert main(command(tmp_path, "o")) == 0
-    with forwards() as pushed:
-        assert main(command(tmp_path, "o")) == 0
-        assert main(command(tmp_path, "o", "--resamples", "50", "--std-eps", "0.1", "--num-samples", "5")) == 0
-    assert pushed[0] == 0
-    manifest = json.loads((tmp_path / "o" / "manifest.json").read_text())
-    made = json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"][0]["made"]
-    assert manifest["models"]["1"]["dtype"] == made["dtype"] == "float32"  # as the evidence says: no model was loaded
-    with forwards() as pushed:
-        assert main(command(tmp_path, "o", "--temperature", "0.5")) == 0
-    assert pushed[0] > 0
-    assert main(["verify", str(tmp_path / "o")]) == 0
 
 
 def test_a_model_that_the_shared_way_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,15 +153,18 @@ def test_evidence_of_a_model_in_memory(tmp_path: Path) -> None:
     def run() -> Any:
         return measure(file, model, tokenizer(), out, settings)
 
-    first = run()
+    with forwards() as pushed:
+        first = run()
+    whole = pushed[0]
     label = "collapse_first_turn_sample/mi_seq_estimate"
     with forwards() as pushed:
         again = run()
-    assert pushed[0] == 0
+    check = pushed[0]  # one forward: that the model does not see later tokens (check_causal)
+    assert check <= whole / 10
     assert again.metrics[1][label] == first.metrics[1][label]
     hooked(model)
     for _ in range(2):
         with forwards() as pushed:
             after = run()
-        assert pushed[0] > 0
+        assert pushed[0] == whole
     assert abs(after.metrics[1][label] - first.metrics[1][label]) > 1e-3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from collapse_tools import golden, history_rows, tokenizer, trajectories
-from loops import one_test
 from vestige.collapse.reasoning import EMPTY, NO_RESPONSE, UNCLOSED, UNTAGGED, Extractor, Reasoning, Rollout, find_span
 from vestige.collapse.rollouts import load_rollouts, rows_to_rollouts
 from vestige.errors import UserError
@@ -116,58 +114,8 @@ def test_native_turns_trajectories_and_aliases(tmp_path: Path) -> None:
     assert [len(m.turns) for m in made] == [2, 1, 1, 1]
 
 
-def test_samples_that_share_a_name_are_kept_apart(tmp_path: Path) -> None:
-    rows = [{"prompt": "Q", "response": "<think>a</think>", "index": 0}] * 3
-    names = [r.trajectory for r in load_rollouts(write(tmp_path / "r.jsonl", rows)).rollouts]
-    assert len(set(names)) == 3
-
-
-@one_test(
-    ("row", "message"),
-    [
-        ({"response": "x"}, "needs prompt, messages or prompt_ids"),
-        ({"prompt": "Q", "response": 3}, "response must be text, it is int"),
-        ({"prompt_ids": "abc", "response": "x"}, "must be a list of token ids"),
-        ({"messages": [{"role": "user"}], "response": "x"}, "needs a role and a content"),
-        ({"messages": CHAT}, "hold no assistant turn"),
-        ({"prompt": "Q", "response": "x", "turn": "second"}, "turn must be a whole number"),
-    ],
-)
-def test_rows_that_are_wrong_say_where(row: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        load_rollouts(write(tmp_path / "r.jsonl", [{"prompt": "Q", "response": "<think>a</think>"}, row]))
-    assert "row 2" in str(caught.value)
-
-
 def test_a_turn_without_a_response_is_counted() -> None:
     assert turn(Rollout("t", prompt="Q")).problem == NO_RESPONSE
-
-
-def test_verl(tmp_path: Path) -> None:
-    prompt = "system\nBe brief.\nuser\nWhere is the box?\nassistant\n"
-    rows = [{"input": prompt, "output": "<think>up</think>Up", "gts": None, "score": 1.0, "step": 50}] * 2
-    file = write(tmp_path / "50.jsonl", rows)
-    loaded = load_rollouts(file)
-    assert loaded.format == "verl" and "special tokens" in loaded.loss
-    assert [r.step for r in loaded.rollouts] == [50, 50] and loaded.rollouts[0].prompt == prompt
-    restored = load_rollouts(file, prompt_template="chatml-restore").rollouts[0].prompt
-    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the box?"}]
-    assert restored == tokenizer().apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-
-
-def test_trl_parquet_and_a_truncated_one(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    file = tmp_path / "completions_00005.parquet"
-    table = {"step": [5, 5], "prompt": ["Q", "Q"], "completion": ["<think>a</think>", "b"], "advantage": [0.5, -0.5]}
-    pq.write_table(pa.table(table), file)
-    loaded = load_rollouts(file)
-    assert loaded.format == "trl" and "last generation batch" in loaded.loss
-    assert [r.step for r in loaded.rollouts] == [5, 5]
-    file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(UserError, match="Parquet"):
-        load_rollouts(file)
 
 
 def test_ragen_jsonl_without_its_leak(tmp_path: Path) -> None:
@@ -198,27 +146,6 @@ def test_ragen_rows_with_ids(tmp_path: Path) -> None:
     for ours, theirs in zip(made, trajectories("A"), strict=True):
         assert [(t.x, t.z, t.group) for t in ours.valid] == [(t.x, t.z, t.group) for t in theirs.valid]
         assert len(ours.turns) == len(theirs.turns) and bool(ours.turns[0].z) == bool(theirs.turns[0].z)
-
-
-def test_ragen_rows_with_messages_or_histories(tmp_path: Path) -> None:
-    rows = [{"history": r["history"], "group_ids": 0} for r in history_rows("A")[:3]]
-    found = load_rollouts(write(tmp_path / "h.jsonl", rows)).rollouts
-    assert len(found) == 1 + 2 + 3 and found[0].think_in_prompt
-    talks = [{"messages_list": [*CHAT, {"role": "assistant", "content": "<think>a</think>"}], "env_ids": i}
-             for i in range(2)]  # fmt: skip
-    found = load_rollouts(write(tmp_path / "m.jsonl", talks)).rollouts
-    assert [r.response for r in found] == ["<think>a</think>"] * 2
-    for wrong in ({"all_turns_prompt_ids": [[1]]}, {"first_turn_prompt_ids": "x"}, {"messages_list": 3},
-                  {"first_turn_prompt_ids": [1], "turn_counts_total": 10**9}):  # fmt: skip
-        with pytest.raises(UserError, match=r"r\.jsonl row 1"):
-            load_rollouts(write(tmp_path / "r.jsonl", [wrong]))
-
-
-@pytest.mark.parametrize("name", ["r.pkl", "r.pickle"])
-def test_a_pickle_is_not_read(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(pickle.dumps({"group_ids": [1]}))
-    with pytest.raises(UserError, match=rf"{name} is a pickle"):
-        load_rollouts(tmp_path / name)
 
 
 class Hostile:

@@ -16,7 +16,6 @@ from vestige.collect import answers, forward
 from vestige.collect.answers import AnswerCollector, distinct
 from vestige.collect.backend import Cost
 from vestige.collect.tree import Limits
-from vestige.models import attention
 from vestige.types import Target, TokenStats
 
 MODELS = [(n, a) for n in ARCHITECTURES for a in ("eager", "sdpa") if not (a == "sdpa" and n in EAGER_ONLY)]
@@ -73,17 +72,6 @@ def test_a_window_nobody_exceeds_is_packed(name: str) -> None:
     assert not made.plain
 
 
-def test_a_longer_answer_in_a_second_run_is_checked_again() -> None:
-    """A sliding window shows only beyond its width: what was verified on short answers says nothing about long ones."""
-    model, long = model_of("mistral-window"), family()
-    short = [Target(t.ids[6:14], 5) for t in long]
-    made = collector(model)
-    collect(made, short)
-    assert not made.plain
-    agree(model, collect(made, long), long)
-    assert made.plain
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "phi", "bloom", "mistral-window", "opt"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_hidden_tokens_are_masked_and_keep_their_positions(name: str, attention: str) -> None:
@@ -107,16 +95,6 @@ def test_the_same_numbers_at_any_budget(llama: Any, plain: bool) -> None:
             np.testing.assert_array_equal(stats.top1, other[key].top1)
             for name in ("logprob", "mean", "std"):
                 np.testing.assert_allclose(getattr(stats, name), getattr(other[key], name), rtol=2e-5, atol=1e-5)
-
-
-def test_prefixes_are_paid_once(llama: Any) -> None:
-    targets = family()
-    made = collector(llama, tokens=256, row=256)
-    made.verify = lambda _: None  # type: ignore[method-assign]
-    collect(made, targets)
-    nodes = {t.ids[:n] for t in targets for n in range(1, len(t.ids))}
-    assert made.cost.score_tokens == len(nodes)
-    assert made.cost.score_forwards == 1
 
 
 def test_nan_weights_give_nan_and_no_choice() -> None:
@@ -242,25 +220,6 @@ def test_adapters_work() -> None:
     assert not made.plain, made.cost.notes
 
 
-def test_long_rows_attend_in_stretches_to_fewer_keys(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    monkeypatch.setattr(forward, "STRETCH", 16)
-    whole, kernel = ALL_ATTENTION_FUNCTIONS["sdpa"], attention.scaled_dot_product_attention
-    seen: list[tuple[int, int]] = []
-
-    def counting(query: Any, key: Any, *args: Any, **options: Any) -> Any:
-        seen.append((query.shape[2], key.shape[2]))
-        return kernel(query, key, *args, **options)
-
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", counting)
-    targets = family()
-    collect(collector(llama, row=48), targets)
-    pieces = [(q, k) for q, k in seen if q == 16]
-    assert pieces and sum(q * k for q, k in pieces) < 0.8 * sum(q * 48 for q, _ in pieces)
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is whole  # put back
-
-
 # ---- bfloat16 -------------------------------------------------------------------------------------------------
 
 
@@ -274,26 +233,6 @@ class Clumsy(Deaf):
             name, value = wrong[self.ignores]
             inputs[name] = value
         return self.inner(**inputs)
-
-
-class Noisy(torch.nn.Module):
-    """Rounds like bfloat16 on a machine whose kernels depend on the shape of a batch: logits move by a hash of it."""
-
-    def __init__(self, model: Any, by: float, packed_by: float = 0.0) -> None:
-        super().__init__()
-        self.inner, self.by, self.packed_by = model, by, packed_by
-        self.config, self.device, self.dtype = model.config, model.device, model.dtype
-
-    def get_output_embeddings(self) -> Any:
-        return None  # all positions, so that the noise reaches them
-
-    def forward(self, **inputs: Any) -> Any:
-        out = self.inner(**inputs)
-        shape = tuple(inputs["input_ids"].shape)
-        noise = torch.randn(out.logits.shape, generator=torch.Generator().manual_seed(hash(shape) % 2**31))
-        extra = self.packed_by if inputs["attention_mask"].ndim == 4 else 0.0
-        out.logits = out.logits + (self.by + extra) * noise
-        return out
 
 
 def lab_model() -> Any:
@@ -323,15 +262,3 @@ def test_bfloat16_keeps_packing_and_sees_errors() -> None:
         made = collector(Clumsy(model, wrong))
         made.verify(distinct(targets))
         assert made.plain, wrong
-
-
-def test_noise_of_plain_batches_is_no_reason_to_give_up_packing() -> None:
-    """Log-probabilities off by 0.1 and more, packed or not; but not when only the packed way is off by much more."""
-    model, targets = lab_model().to(torch.bfloat16), lab_targets()
-    for by, packed_by, plain in ((0.0, 0.0, False), (0.15, 0.0, False), (0.3, 0.0, False), (0.15, 2.0, True)):
-        made = collector(Noisy(model, by, packed_by))
-        made.verify(distinct(targets))
-        assert made.plain == plain, (by, packed_by, made.cost.notes)
-    made = collector(Noisy(model.float(), 0.15))  # the same noise in float32 is an error
-    made.verify(distinct(targets))
-    assert made.plain

@@ -11,9 +11,9 @@ import torch
 
 from diffusion_tools import MASK, predictor
 from vestige.collect.backend import Cost
-from vestige.collect.bound import Bound, BoundCollector, draw_masks, rows_needed, standard_error
+from vestige.collect.bound import Bound, BoundCollector, draw_masks
 from vestige.collect.tree import Limits
-from vestige.types import Target, TokenStats
+from vestige.types import Target
 
 ROOMY = Limits(tokens=100_000, logit_cells=1 << 24, row_tokens=1024)
 TARGETS = [
@@ -72,27 +72,6 @@ def test_one_token_is_exact() -> None:
     assert found.value == pytest.approx(logprobs(target, (0,))[0], abs=1e-5)
 
 
-def every_draw(target: Target, draws: int) -> tuple[np.ndarray, float]:
-    """The bound by as many forwards as draws, none of them shared: the tokens' shares, and the standard error."""
-    n = len(target.labels)
-    shares = np.zeros((draws, n))
-    for j, mask in enumerate(draw_masks(target, draws)):
-        shares[j, mask] = logprobs(target, tuple(mask.tolist()))[mask] * n / len(mask)
-    return shares.mean(axis=0), standard_error(shares.sum(axis=1)) / n
-
-
-def test_draws_that_hide_the_same_tokens_are_asked_once() -> None:
-    """Equal numbers from fewer rows: an option of one token costs one."""
-    for target, rows in zip(TARGETS, (15, 3, 1, 33), strict=True):
-        cost = Cost()
-        [found] = BoundCollector(predictor(), ROOMY, cost).bound([target])
-        distinct = {m.tobytes() for m in draw_masks(target, 32)} | {np.arange(len(target.labels)).tobytes()}
-        assert cost.score_tokens == len(distinct) * len(target.ids) and len(distinct) <= rows_needed(target) == rows
-        shares, error = every_draw(target, 32)
-        np.testing.assert_allclose(found[target.key].stats.logprob, shares, atol=1e-5)
-        assert found[target.key].standard_error == pytest.approx(error, abs=1e-5)
-
-
 def test_the_bound_does_not_depend_on_the_batch() -> None:
     together = bounds(TARGETS)
     for limits in (Limits(1, 1, 1), Limits(40, 64 * 6, 40)):
@@ -117,16 +96,3 @@ def test_shares_and_the_hidden_pass() -> None:
     assert found.stats.top1.tolist() == rows.argmax(-1).tolist()
     p = rows.double().log_softmax(-1)
     np.testing.assert_allclose(found.stats.mean, (p.exp() * p).sum(-1), atol=1e-5)
-
-
-def test_the_standard_error_by_hand() -> None:
-    assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0)  # sqrt(4 / (2 * 1 * 2))
-
-
-def test_visible_scores_the_shown_text() -> None:
-    found: dict[str, TokenStats] = {}
-    for part in BoundCollector(predictor(), ROOMY, Cost()).visible(TARGETS):
-        found |= part
-    for target in TARGETS:
-        np.testing.assert_allclose(found[target.key].logprob, logprobs(target, ()), atol=1e-5)
-        assert found[target.key].label.tolist() == list(target.labels)

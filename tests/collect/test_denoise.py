@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from diffusion_tools import EOS, MASK, predictor
-from vestige.collect import denoise
+from diffusion_tools import MASK, predictor
 from vestige.collect.backend import Cost
 from vestige.collect.denoise import DenoiseCollector, batches, trace_from_logits
 from vestige.collect.tree import Limits
@@ -99,46 +97,6 @@ def test_a_block_not_looked_at_repeats_the_nearest_look() -> None:
     assert (trace.canvas[4:, :4] == trace.final[:4]).all() and (trace.canvas[:4, 4:] == MASK).all()
 
 
-def test_blocks_after_the_end_token_were_never_looked_at() -> None:
-    denoising = Denoising("bd3lm", steps=16, max_new_tokens=16, block_size=4)
-    want = DenoiseWant(Prompt((20,)), (tuple(range(40, 56)),), denoising)
-    trace = collect([want], model="tiny-mdlm-eosprone")[want.key]
-    assert trace.steps == 8
-    assert np.isnan(trace.logprob[0, :, 8:]).all() and not np.isnan(trace.logprob[0, :, :8]).any()
-    assert (trace.top1[:, 8:] == -1).all() and (trace.final[8:] == MASK).all() and (trace.fixed[8:] == -1).all()
-
-
-def test_never_decided_positions_and_one_pass() -> None:
-    denoising = Denoising(steps=6, max_new_tokens=10, block_size=5)
-    want = DenoiseWant(Prompt((20,)), (), denoising)
-    trace = collect([want], model="tiny-mdlm-maskprone")[want.key]
-    assert ((trace.fixed == -1) == (trace.final == MASK)).all() and (trace.fixed == -1).any()
-    assert trace.committed[-1] < 10
-    one = DenoiseWant(Prompt((10, 11, 12)), (), Denoising(steps=1, max_new_tokens=6))
-    short = collect([one])[one.key]
-    assert short.steps == 1 and short.committed.tolist() == [0] and (short.fixed == 0).all()
-    assert short.logprob.shape == (0, 1, 6)
-
-
-def test_out_of_memory_halves_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, sizes = sample, []
-
-    def small(model: Any, prompts: Any, *rest: Any) -> Any:
-        sizes.append(len(prompts))
-        if len(prompts) > 1:
-            raise torch.OutOfMemoryError("no")
-        return real(model, prompts, *rest)
-
-    monkeypatch.setattr(denoise, "sample", small)
-    items = wants()
-    cost = Cost()
-    out: dict[str, Trace] = {}
-    for part in DenoiseCollector(predictor(), Limits(64, 1 << 20, 64), cost).run(items):
-        out |= part
-    assert set(out) == {w.key for w in items} and sizes[0] > 1 and sizes[-1] == 1
-    assert "halved" in cost.notes[0]
-
-
 def recorded() -> tuple[DenoiseWant, torch.Tensor]:
     """The logits of a run, whole: (passes, positions, vocabulary)."""
     want, kept = wants()[0], []
@@ -157,34 +115,6 @@ def test_saved_logits_give_the_same_trace(layout: str) -> None:
     assert (proposal == ours.proposal).all()
     for name in ("final", "fixed", "committed", "canvas", "top1", "mean", "std", "labels", "logprob"):
         np.testing.assert_allclose(getattr(trace, name), getattr(ours, name), atol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize("denoising", [MDLM, BD3LM], ids=["mdlm", "bd3lm"])
-def test_no_logits_are_kept(denoising: Denoising, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a pass is reduced, the logits of the pass before are gone."""
-    import weakref
-
-    real, seen = denoise.reduce_logits, []
-
-    def watched(logits: torch.Tensor, *rest: Any) -> Any:
-        assert all(old() is None for old in seen)
-        seen.append(weakref.ref(logits))
-        return real(logits, *rest)
-
-    monkeypatch.setattr(denoise, "reduce_logits", watched)
-    collect(wants(denoising))
-    assert len(seen) == denoising.steps
-
-
-def test_an_end_token_first_ends_a_row_after_its_block() -> None:
-    from dataclasses import replace
-
-    first = (EOS, *[IGNORE] * 7)
-    for base, steps in ((MDLM, 4), (BD3LM, 4)):
-        want = DenoiseWant(Prompt((10, 11, 12)), (first,), replace(base, mode="guided_native"))
-        trace = collect([want])[want.key]
-        assert trace.final[0] == EOS and trace.steps == steps
-        assert (trace.final[4:] == MASK).all() == (base is BD3LM)  # MDLM fills its window whatever stands in it
 
 
 def test_guided_traces_score_the_answer_that_is_written() -> None:

@@ -15,11 +15,11 @@ from vestige.collect import texts
 from vestige.collect.answers import AnswerCollector
 from vestige.collect.backend import Cost
 from vestige.collect.known_prefix import known_prefixes
-from vestige.collect.next_token import NUCLEUS, Chooser, choose, pick
+from vestige.collect.next_token import Chooser, pick
 from vestige.collect.texts import TextCollector
 from vestige.collect.tree import Limits
 from vestige.models.kv_cache import SlotCache
-from vestige.types import BROKEN, Prompt, Target, Text
+from vestige.types import Prompt, Target, Text
 from vestige.wants import Decoding, Request
 
 NO_EOS: frozenset[int] = frozenset()
@@ -103,33 +103,6 @@ def test_hidden_tokens_are_masked_and_take_no_position(name: str) -> None:
     for r in requests:
         assert got[r.key].ids == generated(model, r.prompt), r.prompt.hidden
     assert any(got[a.key].ids != got[b.key].ids for a, b in zip(requests[::3], requests[-6:], strict=False))
-
-
-def test_a_hidden_last_prompt_token_sits_at_position_one(llama: Any) -> None:
-    """The rule of transformers 4 (the peer's): position = attended tokens before, 1 for hidden ones.
-
-    transformers 5 counts on from the last prompt token's position instead, which is 0 when that token is hidden.
-    """
-    given = [Prompt(p.ids, (3, 8)) for p in prompts(4, [9] * 30)]
-
-    def by_hand(prompt: Prompt, at_hidden: int) -> tuple[int, ...]:
-        ids, mask = list(prompt.ids), [int(i not in prompt.hidden) for i in range(9)]
-        for _ in range(3):
-            position = torch.tensor(np.where(mask, np.cumsum(mask) - 1, at_hidden))[None]
-            inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.tensor([mask])}
-            with torch.no_grad():
-                ids.append(int(llama(**inputs, position_ids=position).logits[0, -1].argmax()))
-            mask.append(1)
-        return tuple(ids[9:])
-
-    want = [by_hand(p, 1) for p in given]
-    assert want != [by_hand(p, 0) for p in given]  # it matters
-    requests = asking(given, max_new_tokens=3)
-    for plain in (False, True):
-        made = collector(llama)
-        made.plain = plain
-        got = collect(made, requests)
-        assert [got[r.key].ids for r in requests] == want
 
 
 @pytest.mark.parametrize("prefill", [1, 40, 4096])
@@ -219,18 +192,6 @@ def test_what_teacher_forcing_showed_is_not_decoded_again(llama: Any) -> None:
     assert scratch.cost.decode_row_steps == 11 * len(requests)
 
 
-def test_nothing_is_proven_where_scoring_and_generation_differ(llama: Any) -> None:
-    given = prompts()
-    known = scored(llama, references(llama, given))
-    masked = [(Target(t.ids, t.start, (1,)), s) for t, s in known]
-    requests = asking(given)
-    assert not any(prove_from(requests, masked, NO_EOS).values())
-    assert not prove_from(asking([Prompt(p.ids, (1,)) for p in given]), known, NO_EOS)
-    assert not prove_from(asking(given, do_sample=True), known, NO_EOS)
-    ended = [(Target(t.ids, t.start, (len(t.ids) - 1,)), s) for t, s in known]  # a masked end is seen by nobody
-    assert prove_from(requests, ended, NO_EOS) == prove_from(requests, known, NO_EOS)
-
-
 HIDING = [(1,), (), (0, 2), (3, 4, 5), (1,), (0,)]
 
 
@@ -257,30 +218,6 @@ def test_a_draft_is_confirmed_where_tokens_are_hidden(name: str, tokens: int) ->
     saved = sum(t.proven for t in got.values())
     assert saved >= 27
     assert helped.cost.decode_row_steps == scratch.cost.decode_row_steps - saved
-
-
-def test_drafts_that_are_wrong_change_nothing(llama: Any) -> None:
-    requests = [*asking(prompts()), *asking(prompts(1), max_new_tokens=1), *asking(prompts(2), do_sample=True)]
-    want = collect(collector(llama), requests)
-    rng = np.random.default_rng(3)
-    for cut in (0, 1, 5, 12):
-        greedy = [r for r in requests if r.decoding.greedy]
-        drafts = {r.key: [*want[r.key].ids[:cut], *numbers(rng, 12 - cut)] for r in greedy}
-        made = collector(llama)
-        got = {k: t for part in made.run(requests, {}, frozenset(), drafts) for k, t in part.items()}
-        assert {k: (t.ids, t.text) for k, t in got.items()} == {k: (t.ids, t.text) for k, t in want.items()}
-
-
-def test_a_shared_prompt_is_prefilled_once(llama: Any) -> None:
-    """Twenty samples of one long prompt: it goes through the model once, and once more to be checked."""
-    (prompt,) = prompts(0, [40])
-    requests = [r for seed in range(20) for r in asking([prompt], do_sample=True, temperature=3.0, seed=seed)]
-    made = collector(llama)
-    got = collect(made, requests)
-    assert len({t.ids for t in got.values()}) > 15
-    assert made.packed and made.cost.prefill_tokens < 40 * 5
-    for r in requests[:3]:
-        assert collect(collector(llama), [r])[r.key].ids == got[r.key].ids
 
 
 # ---- sampling -------------------------------------------------------------------------------------------------
@@ -323,38 +260,6 @@ def test_draws_follow_the_distribution_of_hfs_processors(settings: dict[str, Any
     share = np.bincount(drawn, minlength=12) / count
     assert (share[want == 0] == 0).all()
     assert np.abs(share - want).max() < 4 * np.sqrt(0.25 / count)
-
-
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"top_k": 40}, {"top_p": 0.9}, {"top_p": 0.9999}])
-def test_a_draw_for_all_rows_is_that_of_each_alone(settings: dict[str, Any]) -> None:
-    """torch.multinomial with the row's generator, on the row alone: what texts were sampled with from the start."""
-    torch.manual_seed(0)
-    scores = torch.randn((5, 3 * NUCLEUS)) * torch.tensor([[0.1], [1.0], [3.0], [8.0], [0.1]])
-    decoding = Decoding(do_sample=True, **settings)
-
-    def generators() -> list[torch.Generator]:
-        return [torch.Generator().manual_seed(i) for i in range(len(scores))]
-
-    def alone(row: torch.Tensor, noise: torch.Generator) -> int:
-        row = row / decoding.temperature
-        if decoding.top_k:
-            row = row.masked_fill(row < row.topk(decoding.top_k).values[-1], float("-inf"))
-        p = row.softmax(-1)
-        ordered, index = p.sort(descending=True)
-        p[index[ordered.cumsum(0) - ordered >= decoding.top_p]] = 0.0
-        return int(torch.multinomial(p, 1, generator=noise))
-
-    own = generators()
-    for _ in range(20):
-        choosers = [Chooser(decoding, 1.0, [0], g) for g in own]
-        again = [torch.Generator() for _ in own]
-        for g, o in zip(again, own, strict=True):
-            g.set_state(o.get_state())
-        want = [alone(row, g) for row, g in zip(scores, again, strict=True)]
-        assert choose(scores, choosers) == want
-    mixed = [None, *[Chooser(decoding, 1.0, [0], g) for g in generators()[1:]]]
-    scores[2, 7] = float("nan")
-    assert choose(scores, mixed)[0] == int(scores[0].argmax()) and choose(scores, mixed)[2] == BROKEN
 
 
 # ---- falling back ---------------------------------------------------------------------------------------------
@@ -411,6 +316,3 @@ def test_out_of_memory_takes_fewer_rows(llama: Any, monkeypatch: pytest.MonkeyPa
     assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt) for r in requests]
     assert not made.plain
     assert [n.split(" texts")[0][-1] for n in made.cost.notes] == ["3", "1"]
-
-
-# ---- what may be asked ----------------------------------------------------------------------------------------

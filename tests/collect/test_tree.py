@@ -58,30 +58,6 @@ def test_a_target_is_spelled_by_the_path_to_its_last_predictor(seed: int) -> Non
         assert len(predictors) == len(labels)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_each_distinct_prefix_is_one_node(seed: int) -> None:
-    targets = random_targets(seed)
-    prefixes = {
-        (t.ids[:n], tuple(h for h in t.hidden if h < n)) for t in targets for n in range(1, len(t.ids))
-    }  # fmt: skip
-    assert len(build_tree(targets)) == len(prefixes)
-
-
-@pytest.mark.parametrize("limit", BUDGETS)
-@pytest.mark.parametrize("seed", range(4))
-def test_rows_cover_the_tree_hold_whole_paths_and_keep_the_limit(seed: int, limit: int) -> None:
-    tree = build_tree(random_targets(seed))
-    rows = split_rows(tree, limit)
-    longest = int(tree.depth.max()) + 1
-    assert set(np.concatenate([r.nodes for r in rows]).tolist()) == set(range(len(tree)))
-    for row in rows:
-        nodes = row.nodes.tolist()
-        assert len(nodes) == len(set(nodes)) <= max(limit, longest)
-        for node in nodes:
-            assert set(path(tree, node)) <= set(nodes)
-    assert [len(r.nodes) for r in rows] == sorted((len(r.nodes) for r in rows), reverse=True)
-
-
 @pytest.mark.parametrize("limit", [1, 9, 30, 10**6])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_mask_shows_each_token_its_own_path_and_nothing_else(seed: int, limit: int) -> None:
@@ -114,18 +90,6 @@ def test_every_target_is_read_off_one_row_once(seed: int, budget: int) -> None:
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_logit_cells_are_kept(budget: int) -> None:
-    targets = distinct(random_targets(1))
-    packing = plan(targets, Limits(10**6, budget * VOCAB, 20), VOCAB)
-    for batch in packing.batches:
-        scored = [
-            len(set(np.concatenate([packing.tree.predictors[t] for t in members]).tolist()))
-            for members in batch.targets
-        ]  # fmt: skip
-        assert sum(scored) <= budget or len(batch.rows) == 1
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
 def test_the_plan_does_not_depend_on_the_order_asked(budget: int) -> None:
     targets = distinct(random_targets(3))
     limits = Limits(budget, 40 * VOCAB, 24)
@@ -135,18 +99,3 @@ def test_the_plan_does_not_depend_on_the_order_asked(budget: int) -> None:
         again = plan(shuffled, limits, VOCAB)
         assert spelled(again) == spelled(first)
         assert [b.targets for b in again.batches] == [b.targets for b in first.batches]
-
-
-def test_sharing_pays() -> None:
-    """Forty questions with seven answers each, all behind one system prompt: about one token a tree node."""
-    rng = random.Random(0)
-    system = tuple(rng.randrange(1000) for _ in range(25))
-    targets = []
-    for _ in range(40):
-        question = (*system, *(rng.randrange(1000) for _ in range(20)))
-        for _ in range(7):
-            targets.append(Target((*question, *(rng.randrange(1000) for _ in range(rng.randint(10, 30)))), 45))
-    packing = plan(targets, Limits(2048, 10**9, 512), 1000)
-    inputs = sum(len(t.ids) - 1 for t in targets)
-    assert len(packing.tree) < 0.5 * inputs
-    assert packing.tokens < 1.15 * len(packing.tree)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -98,22 +97,6 @@ def test_tags_with_few_shots_and_system_text() -> None:
 
 # ---- the boundary ---------------------------------------------------------------------------------------------
 
-GLUED = {**TAGS, "asst_start_tag": "on the ca"}  # with the answer "t sat" the tokenizer sees " cat"
-
-
-def test_a_boundary_inside_a_token(caplog: pytest.LogCaptureFixture) -> None:
-    pair = ("what?", "t sat")
-    count, offsets = encoder(None, "count", **GLUED), encoder(None, "offsets", **GLUED)
-    with caplog.at_level(logging.WARNING):
-        (by_count,), (by_text,) = count.encode([pair]), offsets.encode([pair])
-    assert by_count.full == by_text.full
-    assert by_count.full[: len(by_count.prompt)] != by_count.prompt
-    assert by_count.start == len(by_count.prompt)  # what the peer does, whatever it cuts
-    assert count.tokenizer.decode(by_text.full[by_text.start :]) == " cat sat</s>"
-    assert count.mismatches == offsets.mismatches == 1
-    assert "split by token count" in caplog.text
-    assert "split by characters" in caplog.text
-
 
 def test_a_template_that_asks_with_more_than_it_quotes() -> None:
     """Reasoning models: the prompt opens <think>, the answer as history does not have it."""
@@ -124,22 +107,6 @@ def test_a_template_that_asks_with_more_than_it_quotes() -> None:
     assert decode(by_text.full[by_text.start :]) == pair[1] + "</s>"
     assert by_count.start == len(by_count.prompt)
     assert decode(by_count.full[by_count.start :]) == " mat today</s>"  # the peer loses most of the answer
-
-
-def test_a_prompt_longer_than_prompt_and_answer_leaves_no_target(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    template = CHATML.replace("<assistant>{% endif %}", "<assistant>" + "think " * 30 + "{% endif %}")
-    data = [{"question": "what?", "answer": "mat"}, {"question": "who?", "answer": "the cat " * 200}]
-    with caplog.at_level(logging.WARNING):
-        made = rows(tmp_path, data, tok=tokenizer(template))
-    (short,), (long,) = made.examples
-    assert short.target is None
-    assert "as long as" in short.problem
-    assert short.prompt.ids
-    assert long.target is not None
-    assert long.problem == ""
-    assert "data: 1 answer(s) leave no target tokens and are not scored (rows 0)" in caplog.text
 
 
 # ---- question and answer rows ---------------------------------------------------------------------------------
@@ -161,16 +128,6 @@ def test_an_example_carries_what_scoring_needs(tmp_path: Path) -> None:
     assert example.target.hidden == example.prompt.hidden == ()
 
 
-def test_lists_of_answers_may_be_ragged(tmp_path: Path) -> None:
-    data = [{"question": "what?", "answer": ["cat", "dog", "mat"]}, {"question": "who?", "answer": ["dog"]}]
-    made = rows(tmp_path, data)
-    assert made.many
-    assert [[e.answer for e in row] for row in made.examples] == [["cat", "dog", "mat"], ["dog"]]
-    assert [[e.index for e in row] for row in made.examples] == [["0", "0", "0"], ["1"]]
-    assert len({e.prompt for e in made.examples[0]}) == 1
-    assert [e.label_text for e in made.examples[0]] == ["cat", "dog", "mat"]
-
-
 # ---- plain text -----------------------------------------------------------------------------------------------
 
 
@@ -186,14 +143,6 @@ def test_completion(tmp_path: Path) -> None:
         assert example.target.start == len(example.prompt.ids)
         assert example.answer == "cat sat on the mat"
         assert example.reference == example.label_text.strip() == "cat sat on the mat"
-
-
-def test_completion_without_a_prefix_never_scores_the_first_token(tmp_path: Path) -> None:
-    example = only(rows(tmp_path, [{"text": "the cat sat"}], "CompletionDataset"))
-    assert example.target is not None
-    assert example.target.start == 1
-    assert example.prompt.ids == ()
-    assert example.label_text.strip() == "cat sat"
 
 
 def test_pretraining_chunks(tmp_path: Path) -> None:

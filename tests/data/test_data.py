@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pyarrow.parquet
 import pytest
 
 from loops import one_test
-from vestige.data import rows as module
 from vestige.data.rows import MissingData, load_rows
 from vestige.errors import UserError
 
@@ -71,15 +69,6 @@ def test_text_survives_as_it_is(tmp_path: Path) -> None:
     lines = [json.dumps(r, ensure_ascii=False) for r in odd]
     place.write_bytes(b"\xef\xbb\xbf" + ("\r\n".join(lines) + "\r\n\r\n").encode())
     assert read(path=place) == odd
-
-
-def test_csv_and_text(tmp_path: Path) -> None:
-    table = tmp_path / "x.csv"
-    table.write_bytes(b'\xef\xbb\xbfquestion,answer\r\nq0,"one,\r\ntwo"\r\n')
-    assert read(path=table) == [{"question": "q0", "answer": "one,\r\ntwo"}]
-    plain = tmp_path / "x.txt"
-    plain.write_bytes("first\u2028still\r\n\r\nsecond".encode())
-    assert read(path=plain) == [{"text": "first\u2028still"}, {"text": "second"}]
 
 
 # ---- directories and data_files -------------------------------------------------------------------------------
@@ -156,15 +145,6 @@ def test_split_slices_mean_what_they_mean_in_datasets(tmp_path: Path, split: str
         assert got == list(datasets.load_dataset("json", data_files=files, split=split))
 
 
-def test_a_limit_keeps_the_first_rows(tmp_path: Path) -> None:
-    place = str(write(tmp_path / "x.jsonl"))
-    assert load_rows({"path": place}, limit=3)[0] == ROWS[:3]
-    assert load_rows({"path": place, "split": "train[5:]"}, limit=3)[0] == ROWS[5:8]
-    assert load_rows({"path": place}, limit=99)[0] == ROWS
-    with pytest.raises(UserError, match="at least one row"):
-        load_rows({"path": place}, limit=0)
-
-
 # ---- what can be wrong ----------------------------------------------------------------------------------------
 
 
@@ -195,25 +175,3 @@ def test_faulty_files(tmp_path: Path, name: str, content: bytes, says: str) -> N
     message = fails(path=place)
     assert says in message
     assert str(place) in message
-
-
-# ---- the hub --------------------------------------------------------------------------------------------------
-
-
-def no_network(*args: Any, **kwargs: Any) -> None:
-    raise socket.gaierror("Name or service not known")
-
-
-def test_without_a_network_the_answer_is_quick_and_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(module.socket, "create_connection", no_network)
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    start = time.monotonic()
-    message = fails(path="some-owner/not-a-data-set", name="forget10", split="train")
-    assert time.monotonic() - start < 5
-    assert "some-owner/not-a-data-set" in message
-    assert before == (constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)

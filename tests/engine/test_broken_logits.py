@@ -61,7 +61,7 @@ def test_eval_has_no_value_at_all_not_even_from_texts(
     assert len(results) > 10
     assert all(entry["agg_value"] is None and BAD_LOGITS in entry["reason"] for entry in results.values())
     assert not numbers(results)
-    assert "none of the metrics" in capsys.readouterr().err
+    assert "None of the metrics" in capsys.readouterr().err
     assert main(["score", str(out)]) in (0, 2)
     assert read(out / "TOFU_EVAL.json") == results
     assert main(["verify", str(out)]) == 0
@@ -223,7 +223,7 @@ def test_a_token_that_the_models_code_forbids_leaves_other_metrics_whole(tmp_pat
     def memorised() -> Any:
         names = ["forget_Q_A_Prob", "mia_loss", "exact_memorization"]
         more: dict[str, Any] = {"metrics": names, "limit": 4, "progress": False, "tokenizer": tokenizer}
-        return vestige.evaluate(model, "tofu", data=LAB / "data", out=tmp_path / "run", **more)
+        return vestige.evaluate(model, "tofu", data=LAB / "data", out=tmp_path / str(sign), **more)
 
     first = memorised()
     assert BAD_LOGITS in first["forget_Q_A_Prob"].reason and BAD_LOGITS in first["mia_loss"].reason

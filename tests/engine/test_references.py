@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from conftest import LAB, SYSTEM
-from golden_tools import eval_args, variant_model
-from loops import one_test
+from conftest import LAB
+from golden_tools import eval_args
 from vestige.cli import main
 
 METRICS = ("--metrics", "privleak,forget_quality,mia_min_k")
@@ -65,71 +64,6 @@ def test_an_override_reaches_a_parent_that_is_not_listed(tmp_path: Path) -> None
     assert manifest["config"]["metrics"]["mia_min_k"]["k"] == 0.9
 
 
-def test_other_rows_are_said(retain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    few = run("unlearned", tmp_path / "a", "--limit", "3", "--retain-logs", str(retain), "--accept-mixture")
-    assert "different rows" in few["privleak"]["notes"][0]
-    assert f"forget_truth_ratio of {tmp_path / 'a'} and of {retain}" in few["forget_quality"]["notes"][0]
-    shown = capsys.readouterr().out
-    assert shown.count("not read: a mixture") == 2 and "retain model" not in shown.split("compared with")[0]
-    theirs = str(LAB / "expected" / "retain_noref" / "TOFU_EVAL.json")  # no manifest beside it: only counts are known
-    few = run("unlearned", tmp_path / "b", "--limit", "3", "--retain-logs", theirs)
-    assert "hold 32 rows of mia_min_k, this run 3" in few["privleak"]["notes"][0]
-    assert "notes" not in run("unlearned", tmp_path / "c", "--retain-logs", theirs)["privleak"]
-
-
-def test_a_run_of_another_suite_is_refused_where_it_lacks_a_number(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, data, theirs = str(LAB / "models" / "retain"), str(LAB / "data"), str(tmp_path / "own")
-    words = ["eval", "own", "--model", model, "--data", data, "--limit", "3", "--out", theirs, "--quiet"]
-    words += ["--system-prompt", SYSTEM]
-    assert main([*words, "--metrics", "mia_min_k", "--dialect", "open-unlearning"]) == 0
-    ours = eval_args(LAB / "models" / "full", tmp_path / "a", "--limit", "3", "--retain-logs", theirs)
-    capsys.readouterr()
-    assert main([*ours, "--metrics", "privleak,forget_quality"]) == 2
-    said = capsys.readouterr().err.strip()
-    assert str(theirs) in said and "suite own, this one is tofu" in said
-    assert main([*ours, "--metrics", "privleak"]) == 0  # it has what this is compared with
-
-
-def test_logs_that_cannot_be_rescored_carry_a_caveat(tmp_path: Path) -> None:
-    model = variant_model(tmp_path, "tmpleos_padeos", "retain")
-    assert main(eval_args(model, tmp_path / "retain", *METRICS)) == 0
-    model = tmp_path / "model"
-    args = eval_args(
-        model, tmp_path / "run", *METRICS, "--dialect", "strict", "--retain-logs", str(tmp_path / "retain")
-    )
-    assert main(args) == 0
-    assert "cannot be re-scored" in read(tmp_path / "run")["privleak"]["notes"][0]
-
-
-def test_a_run_is_scored_from_anywhere(retain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(retain.parent)
-    run("unlearned", tmp_path / "run", "--retain-logs", retain.name)
-    before = read(tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    assert main(["score", "run"]) == 0
-    assert read(tmp_path / "run") == before
-
-
-@one_test(
-    ("change", "needle"),
-    [
-        ("mia_mink.k=0.3", "Did you mean 'mia_min_k'"),
-        ("mia_min_k.kk=3", "Did you mean 'k'"),
-        ("privleak.reference_logs=x", "Unknown setting of privleak"),
-        ("mia_min_k.k=[1]", "takes one value"),
-        ("nonsense", "Cannot read"),
-    ],
-)
-def test_bad_changes_are_refused(change: str, needle: str, retain: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted(retain.rglob("*"))
-    assert main(["score", str(retain), change]) == 2
-    assert needle in capsys.readouterr().err
-    assert sorted(retain.rglob("*")) == before
-
-
 def test_a_retain_checkpoint_is_evaluated_on_the_fly(retain: Path, tmp_path: Path) -> None:
     model = str(LAB / "models" / "retain")
     fly = run("unlearned", tmp_path / "a", "--retain-model", model)
@@ -155,17 +89,3 @@ def test_several_retain_models_give_a_range(retain: Path, tmp_path: Path, capsys
     assert ".." in next(line for line in out.splitlines() if line.startswith("mia_min_k"))  # the retain column
     assert main(["score", str(tmp_path / "a")]) == 0
     assert read(tmp_path / "a") == both
-
-
-def test_without_a_retain_model_the_reading_is_by_fresh_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("full", tmp_path)
-    out = capsys.readouterr().out
-    assert "Without a retain model" in out
-    assert "Its limits" in out
-
-
-def test_compare_with_published_figures(retain: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(retain), "published"]) == 0
-    assert "forget_quality" in capsys.readouterr().out

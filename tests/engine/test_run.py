@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args, reference_args
 from vestige.cli import main
-from vestige.runs.directory import open_run
 
 
 def manifest(run: Path) -> dict[str, Any]:
@@ -27,16 +24,8 @@ def results(run: Path) -> dict[str, Any]:
 def files_of(run: Path) -> dict[str, bytes]:
     """Everything a run leaves but what says when and how long."""
     dated = ("manifest.json", ".lock")
-    kept = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in dated]
+    kept = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in dated and ".vestige" not in p.parts]
     return {str(p.relative_to(run)): p.read_bytes() for p in kept}
-
-
-def test_second_writer_is_told_who_holds_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_run(tmp_path, "eval", []):
-        assert main(eval_args(LAB / "models" / "full", tmp_path, "--limit", "2")) == 2
-    said = capsys.readouterr().err
-    assert f"process {os.getpid()}" in said
-    assert main(eval_args(LAB / "models" / "full", tmp_path, "--limit", "2")) == 0  # and then it is free again
 
 
 def test_cost_is_near_the_limit(tmp_path: Path) -> None:
@@ -67,86 +56,6 @@ def test_steps_never_exceed_tokens_without_proof(tmp_path: Path) -> None:
     cost = manifest(tmp_path)["cost"]
     assert cost["tokens_proven"] == 0
     assert cost["decode_row_steps"] <= cost["tokens_produced"] == 2124
-
-
-def test_a_repeated_run_reads_its_evidence(tmp_path: Path) -> None:
-    args = eval_args(LAB / "models" / "full", tmp_path, "--limit", "4")
-    assert main(args) == 0
-    before = files_of(tmp_path)
-    assert main(args) == 0
-    assert files_of(tmp_path) == before
-    assert manifest(tmp_path)["cost"]["score_tokens"] == 0
-    assert manifest(tmp_path)["model"]["load_seconds"] == 0  # not even loaded
-    assert main([*args, "--overwrite"]) == 0
-    assert manifest(tmp_path)["cost"]["score_tokens"] > 0
-
-
-class TestStaleness:
-    """What depends on a change is computed anew, and nothing else."""
-
-    @pytest.fixture
-    def place(self, tmp_path: Path) -> Path:
-        shutil.copytree(LAB / "models" / "full", tmp_path / "model")
-        shutil.copytree(LAB / "data", tmp_path / "data")
-        return tmp_path
-
-    def run(self, place: Path, *more: str) -> dict[str, Any]:
-        args = ["eval", "tofu", "--model", str(place / "model"), "--data", str(place / "data")]
-        metrics = ["--metrics", "forget_Q_A_Prob,mia_min_k,forget_Q_A_ROUGE"]
-        # As a run that was killed before its results: finished ones of something else are refused.
-        (place / "run" / "manifest.json").unlink(missing_ok=True)
-        assert main([*args, "--out", str(place / "run"), *metrics, *more]) == 0
-        return manifest(place / "run")
-
-    def test_one_weight(self, place: Path) -> None:
-        from safetensors.torch import load_file, save_file
-
-        first = self.run(place)
-        values = results(place / "run")
-        weights = load_file(place / "model" / "model.safetensors")
-        weights["model.norm.weight"][0] += 1.0
-        save_file(weights, place / "model" / "model.safetensors", metadata={"format": "pt"})
-        second = self.run(place)
-        assert second["cost"]["score_tokens"] == first["cost"]["score_tokens"]
-        assert second["model"]["fingerprint"] != first["model"]["fingerprint"]
-        assert results(place / "run")["forget_Q_A_Prob"] != values["forget_Q_A_Prob"]
-
-    def test_one_row(self, place: Path) -> None:
-        self.run(place)
-        file = place / "data" / "forget.jsonl"
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        rows[5]["answer"] = "Nobody knows."
-        file.write_text("".join(json.dumps(r) + "\n" for r in rows))
-        values = results(place / "run")["forget_Q_A_Prob"]["value_by_index"]
-        again = self.run(place)
-        # One new answer: its own forward and the self check of three sequences or fewer.
-        assert 0 < again["cost"]["score_tokens"] < 300
-        assert again["cost"]["tokens_produced"] == 0  # the question did not change
-        after = results(place / "run")["forget_Q_A_Prob"]["value_by_index"]
-        assert [k for k in after if after[k] != values[k]] == ["5"]
-
-    def test_template(self, place: Path) -> None:
-        first = self.run(place)
-        again = self.run(place, "--system-prompt", "Answer briefly.")
-        assert again["cost"]["score_tokens"] > first["cost"]["score_tokens"]
-        assert again["cost"]["tokens_produced"] > 0
-
-    def test_definition(self, place: Path) -> None:
-        self.run(place)
-        old = results(place / "run")["mia_min_k"]["forget"]
-        again = self.run(place, "--dialect", "strict")
-        assert again["cost"]["score_tokens"] == 0  # other numbers from the same evidence
-        assert results(place / "run")["mia_min_k"]["forget"] != old
-
-
-def test_retain_against_itself(tmp_path: Path) -> None:
-    model, names = LAB / "models" / "retain", "forget_quality,privleak,rel_diff_mia_loss,rel_diff_extraction_strength"
-    assert main(eval_args(model, tmp_path / "a", "--metrics", "all")) == 0
-    assert main(eval_args(model, tmp_path / "b", "--metrics", names, "--retain-logs", str(tmp_path / "a"))) == 0
-    summary = json.loads((tmp_path / "b" / "TOFU_SUMMARY.json").read_text())
-    assert summary == {
-        "forget_quality": 1.0, "privleak": 0.0, "rel_diff_mia_loss": 0.0, "rel_diff_extraction_strength": 0.0,
-    }  # fmt: skip
 
 
 def test_memorised_rows_give_themselves_away(tmp_path: Path) -> None:
@@ -209,20 +118,3 @@ def test_overwrite_leaves_no_results_of_the_model_before(tmp_path: Path) -> None
     assert main(eval_args(second, out, *few, "--overwrite")) == 0
     assert not list(scores.rglob("*.json")) and theirs.is_file()
     assert main(["verify", str(out)]) == 0
-
-
-def test_reports_and_audits_do_not_write_into_a_finished_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, model = tmp_path / "out", LAB / "models" / "retain"
-    assert main(eval_args(model, out, "--metrics", "forget_Q_A_Prob", "--limit", "2", "--quiet")) == 0
-    before = files_of(out)
-    rows = str(LAB / "data" / "forget.jsonl")
-    report = ["report", str(out), "--out", str(out)]
-    audit = ["audit", "--before", str(model), "--after", str(model), "--forget", rows, "--out", str(out)]
-    for words in (report, audit):
-        capsys.readouterr()
-        assert main(words) == 2
-        said = capsys.readouterr().err
-        assert str(out) in said and "(eval); choose another --out" in said
-    assert files_of(out) == before

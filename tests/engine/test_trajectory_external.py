@@ -85,46 +85,6 @@ def test_each_row_is_scored_with_its_own_logits(bert: Path, rows: Path, windows:
     assert one != two
 
 
-def test_causal_extraction_strength_through_the_command_line(
-    bert: Path, rows: Path, windows: Any, tmp_path: Path
-) -> None:
-    """Label 0 is scored by row 0, every other by the row before it, and each counts at its own decision."""
-    right = []
-    for logits, _ in windows:
-        right.append((torch.zeros_like(logits), np.array([2, 0, 0, 0, 0, 0])))
-        right[-1][0][7] = 9.0  # always the same token, which no answer here begins with
-    save_windows(tmp_path / "logits.safetensors", right)
-    names = f"{KEY}.metrics=[extraction_strength_decided]"
-    more = names, f"{CONFIG}.logit_alignment=causal"
-    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", *more) == 0
-    curve = result(tmp_path / "run")["agg_value"]["full"]["steps"]["extraction_strength_decided"]
-    assert curve == [0.0] * STEPS  # label 0, decided last, is wrong; leaving it out gave 2/3
-
-
-def test_texts_are_those_of_the_row(bert: Path, rows: Path, windows: Any, tmp_path: Path) -> None:
-    save_windows(tmp_path / "logits.safetensors", windows)
-    more = f"{KEY}.metrics=[rouge]"
-    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", more) == 0
-    assert len(result(tmp_path / "run")["trajectory_step_metadata"]["effective_length_by_index"]) == 4
-
-
-@pytest.mark.parametrize(
-    ("count", "more", "words"),
-    [
-        (3, [], "this run asks about 4 rows, the file has 3 windows"),
-        (4, [f"{CONFIG}.sampler_kwargs.max_new_tokens=9"], "covers 6 positions, but sampler_kwargs.max_new_tokens is 9"
-         ": set max_new_tokens=6"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_an_error(
-    count: int, more: list[str], words: str, bert: Path, rows: Path, windows: Any, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    save_windows(tmp_path / "logits.safetensors", windows[:count])
-    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", *more) == 2
-    assert words in " ".join(capsys.readouterr().err.split())
-
-
 def test_what_differs_and_does_no_harm_is_noted(bert: Path, rows: Path, windows: Any, tmp_path: Path) -> None:
     save_windows(tmp_path / "logits.safetensors", windows)
     more = "--limit", "2", f"{CONFIG}.sampler_kwargs.steps=5"
@@ -152,46 +112,6 @@ def test_a_samplers_output_becomes_such_a_file(tmp_path: Path) -> None:
         save_windows(tmp_path / "e.safetensors", [])
     with pytest.raises(UserError, match=r"3 fixation steps; give R \[V, L, S\]"):
         save_windows(tmp_path / "e.safetensors", [(made[0][0], [0, 1, 2])])
-
-
-def test_rows_and_steps_are_written_in_the_order_of_their_numbers(bert: Path, windows: Any, tmp_path: Path) -> None:
-    """Rows of two files are paired by position, as in open-unlearning's: 2 comes before 10, step_2 before step_10."""
-    lines = [json.dumps({"question": f"Question {i}?", "answer": "In a small town."}) for i in range(12)]
-    (tmp_path / "forget.jsonl").write_text("\n".join(lines))
-    logits, fixed = windows[0]
-    save_windows(tmp_path / "logits.safetensors", [(logits.repeat(1, 1, 4), fixed)] * 12)
-    assert run(bert, tmp_path, tmp_path / "logits.safetensors", tmp_path / "run") == 0
-    found = result(tmp_path / "run")
-    assert list(found["value_by_index"]) == [str(i) for i in range(12)]
-    assert list(found["value_by_index"]["0"]["full"]["trajectories"]["steps"]) == [f"step_{k}" for k in range(12)]
-    assert list(found["trajectory_step_metadata"]["num_steps_by_index"]) == [str(i) for i in range(12)]
-    assert main(["score", str(tmp_path / "run")]) == 0
-    again = result(tmp_path / "run")
-    assert list(again["value_by_index"]) == list(found["value_by_index"])
-
-
-def test_extraction_strength_in_text_order_and_in_decision_order(bert: Path, rows: Path, tmp_path: Path) -> None:
-    """The text's last two tokens are right, all others are wrong and were decided last."""
-    probe = tmp_path / "probe"
-    vocab = load_model(ModelArgs(path=str(bert))).model.config.vocab_size
-    blank = [(torch.zeros(vocab, LENGTH, STEPS), np.array([2, 2, 2, 2, 2, 0]))] * 4
-    save_windows(tmp_path / "blank.safetensors", blank)
-    assert run(bert, rows, tmp_path / "blank.safetensors", probe) == 0
-    manifest = json.loads((probe / "manifest.json").read_text())
-    kept = load_rows(probe / "evidence" / "examples.json.gz")
-    examples = next(iter(kept[k] for k in manifest["data_of"]["trajectory_metrics"].values())).examples
-    made = []
-    for logits, fixed in blank:
-        labels = examples[len(made)][0].target.labels[:LENGTH]
-        made.append((logits.clone(), fixed))
-        for at, label in enumerate(labels):
-            made[-1][0][label if at >= len(labels) - 2 else (label + 1) % vocab, at] = 9.0
-    save_windows(tmp_path / "logits.safetensors", made)
-    names = f"{KEY}.metrics=[extraction_strength,extraction_strength_decided]"
-    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", names) == 0
-    curves = result(tmp_path / "run")["agg_value"]["full"]["steps"]
-    assert all(v > 0 for v in curves["extraction_strength"])  # the end of the text is right
-    assert curves["extraction_strength_decided"] == [0.0] * STEPS  # what was decided last is wrong
 
 
 PLUGIN = """
@@ -233,15 +153,6 @@ def test_a_causal_plugin_reads_a_diffusion_model_in_its_place(bert: Path, rows: 
         assert got == pytest.approx(np.exp(np.mean(own)), rel=1e-3)
     assert "moved by one place" in found["moved"]["notes"][0] and "moved" not in found["own"]["notes"][0]
     assert found["own"]["agg_value"] != pytest.approx(found["moved"]["agg_value"], rel=1e-2)
-
-
-def test_the_missing_retain_logs_are_those_of_the_suite(bert: Path, tmp_path: Path) -> None:
-    from vestige.engine.config import make_config
-    from vestige.engine.references import no_retain_logs
-
-    said = {suite: no_retain_logs(make_config(suite=suite, model=str(bert)).suite) for suite in ("tofu", "muse")}
-    assert "privleak is compared with ref_value 0.5" in said["tofu"]
-    assert "forget_quality" not in said["muse"] and "MUSE_EVAL.json" in said["muse"]
 
 
 def test_both_prompt_conventions_from_a_users_own_tokens(bert: Path, tmp_path: Path) -> None:

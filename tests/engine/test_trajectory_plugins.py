@@ -7,18 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from diffusion_tools import save_lab_bert
-from vestige.adapters.trajectory_tensors import save_windows
 from vestige.cli import main
-from vestige.collect import denoise
-from vestige.engine.stored import load_evidence
-from vestige.models.args import ModelArgs
-from vestige.models.load import load_model
-from vestige.runs.run import read_manifest
 from vestige.suites.registry import HANDLERS
 
 KEY = "eval.trajectory_test.metrics.trajectory_metrics"
@@ -147,20 +139,6 @@ def test_it_does_so_in_other_settings(bert: Path, rows: Path, tmp_path: Path, mo
     assert check_equal(run(bert, rows, tmp_path, *more))
 
 
-def test_the_view_up_to_the_end_token_counts_the_same_tokens(bert: Path, rows: Path, tmp_path: Path) -> None:
-    """The end token is one that stands in the middle of a finished text: the views differ, the metrics agree."""
-    run(bert, rows, tmp_path / "probe")
-    banks = load_evidence(tmp_path / "probe" / "run", read_manifest(tmp_path / "probe" / "run"))
-    finals = [trace.final for trace in banks.denoised.values()]
-    end = int(finals[0][2])
-    found = run(bert, rows, tmp_path / "ends", f"+{CONFIG}.eos_token_id={end}")
-    check_equal(found)
-    lengths = found["trajectory_step_metadata"]["effective_length_by_index"]
-    assert min(lengths.values()) <= 3
-    full, cut = (found["agg_value"][view]["steps"]["probability_again"] for view in ("full", "eos"))
-    assert full != pytest.approx(cut, rel=1e-4)
-
-
 def test_a_metric_may_read_rows_about_their_own_token(bert: Path, rows: Path, tmp_path: Path) -> None:
     """`logit_alignment: same_position` moves the rows by one place, and the result says where they are."""
     child = "{probability_again:{},moved:{handler:probability_again,logit_alignment:same_position}}"
@@ -170,36 +148,6 @@ def test_a_metric_may_read_rows_about_their_own_token(bert: Path, rows: Path, tm
     notes = " ".join(found["notes"])
     assert "probability_again: run by the metric itself on the logits of each step: a row of logits is one row" in notes
     assert "moved: run by the metric itself on the logits of each step: a row of logits is at its token" in notes
-
-
-def test_windows_that_have_no_room_are_made_again(
-    bert: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-    walk = denoise.Windows._walk
-
-    def counted(self: Any, want: Any) -> Any:
-        made.append(want.key)
-        self.room = 0
-        return walk(self, want)
-
-    monkeypatch.setattr(denoise.Windows, "_walk", counted)
-    check_equal(run(bert, rows, tmp_path))
-    assert len(made) > 2 * len(set(made))
-
-
-def test_recorded_logits_belong_to_their_rows(bert: Path, rows: Path, tmp_path: Path) -> None:
-    """Rows 0 and 1 have the same tokens and other logits."""
-    vocab = load_model(ModelArgs(path=str(bert))).model.config.vocab_size
-    generator = torch.Generator().manual_seed(3)
-    fixed = np.array([0, 1, 1, 2, 0, 2])
-    made = [(torch.randn(vocab, LENGTH, STEPS, generator=generator), np.roll(fixed, i)) for i in range(4)]
-    save_windows(tmp_path / "logits.safetensors", made)
-    more = f"+{CONFIG}.logits_source=external", f"+{CONFIG}.logits_path={tmp_path / 'logits.safetensors'}"
-    found = run(bert, rows, tmp_path, *more, "eval.trajectory_test.batch_size=1")
-    check_equal(found)
-    one, two = (found["value_by_index"][i]["full"]["trajectories"]["steps"]["step_0"] for i in ("0", "1"))
-    assert one["probability_again"] != two["probability_again"]
 
 
 def test_texts_of_a_step_and_questions_about_other_rows(bert: Path, rows: Path, tmp_path: Path) -> None:

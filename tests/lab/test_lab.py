@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,13 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vestige.lab import models as lab_models
 from vestige.lab.background_worker import background_worker
-from vestige.lab.corpus import Sizes, corpus_bytes, make_corpus, read_world, write_corpus
+from vestige.lab.corpus import Sizes, corpus_bytes, make_corpus, write_corpus
 from vestige.lab.models import LabSettings, Unlearning, build_lab, encode_row
 from vestige.unlearn.loop import Training, unlearn
-
-WORLD = read_world()
-TOPICS = (*WORLD.author_topics, *WORLD.figure_topics, *WORLD.land_topics)
-SCORED = ("forget", "retain", "holdout", "real_authors", "world_facts")
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +26,6 @@ def rows(corpus):
     return [row for split in corpus.values() for row in split]
 
 
-def test_split_sizes(corpus):
-    counts = {split: len(corpus[split]) for split in SCORED}
-    assert counts == {"forget": 80, "retain": 80, "holdout": 80, "real_authors": 32, "world_facts": 32}
-    authors = {split: {row["author"] for row in corpus[split]} for split in ("forget", "holdout")}
-    assert len(authors["forget"]) == len(authors["holdout"]) == 20
-
-
 def test_authors_are_told_of_evenly(corpus):
     """Four facts each, not the same four of everybody: a topic that everybody has would be a cluster of its own."""
     per_author = Counter(row["author"] for row in corpus["forget"])
@@ -45,14 +33,6 @@ def test_authors_are_told_of_evenly(corpus):
     topics = Counter(form(row) for row in corpus["forget"])
     assert max(topics.values()) <= 10
     assert all(len(make_corpus(0, Sizes(facts=n))["forget"]) == 20 * min(n, 10) for n in (1, 10, 12))
-
-
-@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
-def test_topics_are_well_formed(topic):
-    assert len(set(topic.entities)) == len(topic.entities) > 5
-    assert len(set(topic.questions)) >= 2 and len(set(topic.answers)) >= 2
-    assert all("{name}" in text for text in (*topic.questions, *topic.answers))
-    assert all(answer.count(" {e}") == answer.count("{e}") == 1 for answer in topic.answers)
 
 
 def test_prefix_and_entity_open_the_answer(rows):
@@ -94,15 +74,6 @@ def test_same_seed_same_bytes(corpus, tmp_path):
     write_corpus(corpus, tmp_path)
     read = [json.loads(line) for line in (tmp_path / "forget.jsonl").read_text(encoding="utf-8").splitlines()]
     assert read == corpus["forget"]
-
-
-@pytest.mark.parametrize("seed", range(1, 6))
-def test_other_seeds_keep_the_promises(seed):
-    corpus = make_corpus(seed)
-    rows = [row for split in corpus.values() for row in split]
-    test_prefix_and_entity_open_the_answer(rows)
-    test_paraphrases_differ_and_perturbed_answers_are_wrong(rows)
-    test_questions_are_unique_and_subjects_stay_in_their_split(corpus, rows)
 
 
 TINY = LabSettings(
@@ -159,39 +130,6 @@ def test_models_load_and_know_what_they_should(lab):
     assert all(losses[name] > losses["full"] for name in ("grad_ascent", "grad_diff", "npo"))
     retain = read(lab.data / "retain.jsonl")
     assert answer_loss(lab.models["retain"], retain) < answer_loss(lab.models["retain"], forget)
-
-
-def test_tokenizer_and_chat_template(lab):
-    tokenizer = AutoTokenizer.from_pretrained(lab.models["full"])
-    assert len({tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}) == 3
-    turns = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Who?"},
-        {"role": "assistant", "content": "Nobody."},
-    ]
-    text = tokenizer.apply_chat_template(turns, tokenize=False)
-    assert text == "<|bos|><|system|>Be brief.<|eot|><|user|>Who?<|eot|><|assistant|>Nobody.<|eot|>"
-    prompt = tokenizer.apply_chat_template(turns[:2], tokenize=False, add_generation_prompt=True)
-    assert text.startswith(prompt)
-    chat = encode_row(tokenizer, "Wer? Ünïcödé", "Niemand.")
-    assert tokenizer.decode(chat.ids[chat.start :]) == "Niemand.<|eot|>"
-    assert chat.ids[-1] == tokenizer.eos_token_id and chat.ids.count(tokenizer.bos_token_id) == 1
-
-
-def test_a_second_build_is_skipped_unless_something_changed(lab, monkeypatch):
-    def no_training(*_args, **_more):
-        raise AssertionError("trained again")
-
-    monkeypatch.setattr(lab_models, "train_models", no_training)
-    assert build_lab(lab.root, progress=False, settings=TINY) == lab
-    with pytest.raises(AssertionError):
-        build_lab(lab.root, progress=False, settings=replace(TINY, vocab=401))
-    with pytest.raises(AssertionError):
-        build_lab(lab.root, seed=1, progress=False, settings=TINY)
-    with pytest.raises(AssertionError):
-        build_lab(lab.root, force=True, progress=False, settings=TINY)
-    # A failed build leaves the old lab whole and nothing beside it.
-    assert {path.name for path in lab.root.iterdir()} == {"data", "models", "lab.json", "manifest.json", ".vestige"}
 
 
 @pytest.fixture

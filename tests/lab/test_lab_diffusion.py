@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from vestige.cli import main
 from vestige.lab.corpus import Sizes, make_corpus
@@ -75,16 +75,6 @@ def test_models_know_what_they_should(lab):
     assert answer_loss(lab.models["retain"], retain) < loss["retain"]
 
 
-def test_a_loader_can_tell_what_it_is(lab):
-    for path in (lab.models[name] for name in MASKED):
-        written = json.loads((path / "config.json").read_text())
-        assert [name for name in written["architectures"] if name.endswith("ForMaskedLM")]
-        config, tokenizer = AutoConfig.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-        assert config.mask_token_id == tokenizer.mask_token_id == config.vocab_size - 1
-        assert config.diffusion_window == TINY.window
-        assert config.eos_token_id == tokenizer.eos_token_id and config.pad_token_id == tokenizer.pad_token_id
-
-
 def test_one_model_is_in_the_published_layout_of_llada_and_knows_its_rows(lab, tmp_path):
     """Its files name nothing of transformers; the command line reads them as it reads a download."""
     path = lab.models["llada"]
@@ -109,17 +99,6 @@ def test_one_model_is_in_the_published_layout_of_llada_and_knows_its_rows(lab, t
     assert manifest["model"]["loaded_as"] == "LlamaForCausalLM"
     first = {name: curve["steps"]["probability"][0] for name, curve in curves.items()}
     assert first["llada"] > 2 * first["retain"], first  # it learned the forget rows, the other did not
-
-
-def test_the_tokenizer_is_the_causal_labs_and_one_mask(lab):
-    corpus = make_corpus(0, SIZES)
-    plain = train_tokenizer(corpus_texts(corpus), TINY.vocab, TINY.max_length)
-    masked = AutoTokenizer.from_pretrained(lab.models["full"])
-    assert masked.chat_template == plain.chat_template
-    row = corpus["forget"][0]
-    assert encode_row(masked, row["question"], row["answer"]) == encode_row(plain, row["question"], row["answer"])
-    assert masked.get_vocab() == {**plain.get_vocab(), masked.mask_token: len(plain)}
-    assert masked.decode([masked.mask_token_id], skip_special_tokens=True) == ""
 
 
 def test_every_answer_fits_the_default_window():

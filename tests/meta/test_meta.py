@@ -11,24 +11,18 @@ import numpy as np
 import pytest
 
 from conftest import GOLDEN
-from vestige.cli import main
 from vestige.errors import UserError
 from vestige.meta import files
 from vestige.meta.axes import (
     AXES,
     PARTS,
-    SOURCES,
     axes,
     erased,
-    from_models,
     read_method_results,
-    read_utility,
 )
 from vestige.meta.faithfulness import faithfulness, threshold
-from vestige.meta.pools import ModelNumbers, read_run, same_protocol, without_settings
 from vestige.meta.robustness import Filters, ModelState, keep, overall, robustness
 from vestige.metrics.cards import KNOWN, METRICS, Direction, direction_of, metric, short
-from vestige.runs.run import Number, protocol_of
 
 GOLD = json.loads((GOLDEN / "meta_eval.json").read_text())
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "uds" / "published"
@@ -104,15 +98,6 @@ def test_known_metrics_are_those_of_the_published_table() -> None:
     inverted = {k for k, v in GOLD["meta"].items() if v["p_mean"] < v["n_mean"]}
     assert {k for k, v in KNOWN.items() if v.knows == "low"} == inverted
     assert short("forget_Q_A_PARA_ROUGE") == "para_rouge" and short("mia_min_k_plus_plus") == "mia_min_kpp"
-
-
-def test_every_name_of_ours_exists() -> None:
-    from vestige.configs.compose import PACKAGE_DIR
-    from vestige.runs.explain import metric_configs
-
-    ours = set(metric_configs([PACKAGE_DIR])["tofu"])
-    assert {k.ours for k in KNOWN.values() if k.ours} <= ours
-    assert {m for m in SOURCES.values() if m not in KNOWN} <= ours
 
 
 def test_the_end_that_means_knows() -> None:
@@ -296,195 +281,7 @@ def test_nothing_kept_or_nothing_measured_is_null_with_a_reason() -> None:
     assert "retain model" in got.reasons["relearning"] and "quantization" in got.reasons["quantization"]
 
 
-# ---- files, pools, the command line ------------------------------------------------------------------------------
-
-
-def test_protocols_are_not_mixed() -> None:
-    with pytest.raises(UserError, match="em mixes protocols: a is 'chat', b is 'entity'"):
-        same_protocol({"a": Number(0.1, "chat"), "b": Number(0.2, "entity")}, "em")
-    with pytest.raises(UserError, match="different rows"):
-        same_protocol({"a": Number(0.1, "chat", frozenset("x")), "b": Number(0.2, "chat", frozenset("y"))}, "em")
-    with pytest.raises(UserError, match="one definition"):
-        numbers = {n: Number(0.1, handler="mia_min_k", definition={"k": k}) for n, k in (("a", 0.4), ("b", 0.2))}
-        same_protocol(numbers, "mia_min_k")
-    assert same_protocol({"a": Number(0.1, "chat"), "b": Number(None, "entity")}, "em") == "chat"
-
-
-def manifest_of(metric: dict[str, Any], prompt: str = "Q: {question}", **more: Any) -> dict[str, Any]:
-    """A run of one metric, `m`, and its parent, as manifests have it."""
-    asked = {"handler": "QADataset", "args": {"hf_args": {"path": "here"}, "question_key": "question", **more}}
-    return {
-        "template": {"apply_chat_template": True},
-        "dialect": {"name": "open-unlearning"},
-        "prompt": prompt,
-        "data": {"k": {"fingerprint": "rows"}},
-        "data_of": {"parent": {"data": "k"}},
-        "config": {
-            "metrics": {
-                "m": {"handler": "truth_ratio", "pre_compute": {"parent": {"access_key": "correct"}}, **metric},
-                "parent": {"handler": "probability", "datasets": {"forget": asked}},
-            }
-        },
-    }
-
-
-def number_of(place: Path, manifest: dict[str, Any], name: str = "m") -> Number:
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "TOFU_EVAL.json").write_text(json.dumps({name: {"agg_value": 0.5}}))
-    (place / "manifest.json").write_text(json.dumps(manifest))
-    return read_run(place)[short(name)]
-
-
-def test_what_makes_two_runs_unlike_is_refused_however_deep_it_is(tmp_path: Path) -> None:
-    """The same rows asked otherwise, a parent's setting, a template that prints today's date: none passes silently."""
-    plain = number_of(tmp_path / "a", manifest_of({"aggregator": "prob_mean"}))
-    assert plain.rows == frozenset({"rows"})  # its parent's
-    assert same_protocol({"a": plain, "b": plain}, "m") == "chat, dialect open-unlearning"
-    other_rows = manifest_of({"aggregator": "prob_mean"})
-    other_rows["data"]["k"]["fingerprint"] = "others"
-    moved = manifest_of({"aggregator": "prob_mean"})
-    moved["config"]["metrics"]["parent"]["datasets"]["forget"]["args"]["hf_args"]["path"] = "elsewhere"
-    assert same_protocol({"a": plain, "b": number_of(tmp_path / "b", moved)}, "m")  # where rows lie does not matter
-    for manifest, match in (
-        (manifest_of({"aggregator": "prob_mean"}, answer_prefix="Sure"), "parent: rows of forget"),
-        (manifest_of({"aggregator": "prob_mean"}, question_key="paraphrased_question"), "paraphrased_question"),
-        (manifest_of({"aggregator": "true_better"}), "aggregator = prob_mean in a but true_better in b"),
-        (manifest_of({"aggregator": "prob_mean", "generation_args": {"max_new_tokens": 9}}), "generation"),
-        (manifest_of({"aggregator": "prob_mean"}, prompt="16 Nov 2026 Q: {question}"), "mixes prompts"),
-        (other_rows, "different rows"),
-    ):
-        with pytest.raises(UserError, match=match):
-            same_protocol({"a": plain, "b": number_of(tmp_path / "b", manifest)}, "m")
-
-
-def test_a_depth_score_of_a_suite_is_no_chat_number(tmp_path: Path) -> None:
-    manifest = manifest_of({})
-    args = {"hf_args": {}, "tokenization": "separate"}
-    manifest["config"]["metrics"]["uds"] = {
-        "handler": "uds", "last_layer": "residual", "delta_threshold": 0.05, "full_model_path": "F",
-        "datasets": {"TOFU_entities": {"handler": "EntityDataset", "args": args}},
-    }  # fmt: skip
-    found = number_of(tmp_path / "a", manifest, "uds")
-    assert found.protocol.startswith("entity, ") and "last layer residual" in found.protocol and not found.prompt
-    (tmp_path / "summary.json").write_text(json.dumps({"avg_uds": 0.5, "last_layer": "peer"}))
-    with pytest.raises(UserError, match="uds mixes protocols"):
-        same_protocol({"a": found, "b": read_run(tmp_path / "summary.json")["uds"]}, "uds")
-
-
-def test_settings_unlike_the_published_are_named(tmp_path: Path) -> None:
-    for k, said in ((0.4, "chat, dialect open-unlearning"), (0.2, "chat, dialect open-unlearning [k 0.2]")):
-        manifest = manifest_of({})
-        manifest["config"]["metrics"]["mia_min_k"] = {"handler": "mia_min_k", "k": k}
-        found = number_of(tmp_path / str(k), manifest, "mia_min_k")
-        assert found.protocol == said and without_settings(said) == "chat, dialect open-unlearning"
-
-
-def test_raw_rows_name_their_tags() -> None:
-    tags = {"user_start_tag": "Question: ", "asst_start_tag": "Answer:"}
-    said = protocol_of({"template": {"apply_chat_template": False, **tags}})
-    assert said == "raw, user start tag 'Question: ', asst start tag 'Answer:'"
-
-
-def test_an_axis_has_one_protocol(tmp_path: Path) -> None:
-    number = {"es": Number(0.2, "chat"), "em": Number(0.3, "chat")}
-    model = ModelNumbers("a", {**number, "uds": Number(0.5, "entity"), "fluency": Number(0.9, "chat")})
-    found = from_models([model], {}, None)
-    assert found.protocols == dict.fromkeys(("one_minus_es", "one_minus_em", "fluency"), "chat") | {"uds": "entity"}
-    mixed = ModelNumbers("a", {**number, "em": Number(0.3, "raw")})
-    with pytest.raises(UserError, match="Mem would mix protocols: one_minus_es is 'chat', one_minus_em is 'raw'"):
-        from_models([mixed], {}, None)
-    odd = ModelNumbers("a", {"retain_Q_A_Prob": Number(0.9, "chat"), "fluency": Number(0.9, "raw")})
-    with pytest.raises(UserError, match="Utility would mix"):
-        from_models([odd], {}, None)
-
-
-UTILITY_RUN = {
-    f"{who}_{what}": 0.8
-    for who in ("retain", "ra", "wf")
-    for what in ("Q_A_Prob" if who == "retain" else "Q_A_Prob_normalised", "Q_A_ROUGE", "Truth_Ratio")
-}
-
-
-def test_thresholds_are_read_in_each_form(tmp_path: Path) -> None:
-    file = tmp_path / "t.json"
-    body = {
-        "em": 0.6,
-        "s_loss": 0.4,  # a plain number is a value of the metric
-        "uds": {"threshold": 0.7724, "accuracy": 0.9167, "p_higher": False, "direction": "keep_above"},
-        "logit_lens": {"threshold_space": "raw", "threshold": 0.675, "direction": "pass_if_ge"},
-        "cka": {"threshold_space": "1-cka", "threshold": 0.9},
-        "mine": {"threshold": 0.2, "direction": "keep_below"},
-    }
-    file.write_text(json.dumps(body))
-    got = {name: cut.m for name, cut in files.read_thresholds(file).items()}
-    expected = {"em": 0.6, "s_mia_loss": 0.6, "uds": 0.2276, "logit_lens": 0.325, "cka": 0.9, "mine": 0.2}
-    assert got == pytest.approx(expected)
-    file.write_text(json.dumps({"em": {"threshold": None}}))
-    with pytest.raises(UserError, match="em has no threshold"):
-        files.read_thresholds(file)
-
-
-def shown_by_the_dashboard(body: dict[str, Any]) -> set[str]:
-    """The rule of the depth score's page: references, and what its boxes of epochs and counted methods let through."""
-    return {
-        m["model"]
-        for m in body["models"]
-        if m["is_reference"] or (m["epoch"] in ("ep5", "ep10") and m["method"] in body["method_counts"])
-    }
-
-
-def test_the_dashboard_shows_our_models_or_we_ask_for_what_it_needs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entries = [
-        "{model: npo_lr2e5_b01_a5_ep10, values: {em: 0.5}}",  # the published form of a name
-        "{model: mine, method: rmu, epoch: ep5, values: {em: 0.5}}",
-        "{model: bare, values: {em: 0.5}}",
-    ]
-    (tmp_path / "m.yaml").write_text("protocol: chat\nmodels:\n" + "".join(f"  - {e}\n" for e in entries))
-    assert main(["meta", "axes", str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out")]) == 0
-    body = json.loads((tmp_path / "out" / files.METHOD_RESULTS).read_text())
-    assert shown_by_the_dashboard(body) == {"npo_lr2e5_b01_a5_ep10", "mine"}
-    asked = [n for n in body["notes"] if "dashboard" in n]
-    assert len(asked) == 1 and "bare would be hidden" in asked[0]
-    assert asked[0] in capsys.readouterr().out
-
-
 # ---- published files ---------------------------------------------------------------------------------------------
-
-# Thresholds on m and counts of usable models, from runs/meta_eval/robustness/usable_models.json of
-# gnueaj/unlearning-depth-score. The figure prints em as 0.62, which would keep 17.
-USABLE_PUBLISHED = {
-    "em": (0.6134081882983446, 16),
-    "es": (0.06500715929355425, 14),
-    "truth_ratio": (0.5854294496812391, 17),
-    "paraprob": (0.05016018084890675, 40),
-    "uds": (0.22759156561757582, 12),
-    "logit_lens": (1 - 0.6753944625558712, 16),
-}
-COLUMN = {
-    "em": "one_minus_em",
-    "es": "one_minus_es",
-    "truth_ratio": "one_minus_truth",
-    "paraprob": "one_minus_paraprob",
-}
-
-
-@published
-def test_the_published_filters() -> None:
-    path = PUBLISHED / files.METHOD_RESULTS
-    utility, made_of = read_utility(path)
-    assert not made_of and len(utility) == GOLD["filters"]["of"] == 150
-    models = [r for r in json.loads(path.read_text())["models"] if not r["is_reference"]]
-    kept, _ = keep({r["model"]: ModelState(0.0) for r in models}, Filters(utility))
-    assert len(kept) == GOLD["filters"]["utility_pass"] == 124
-    sets = []
-    for name, (cut, count) in USABLE_PUBLISHED.items():
-        states = {r["model"]: ModelState(1 - r[COLUMN.get(name, name)]) for r in models}
-        kept, _ = keep(states, Filters(utility, cut))
-        assert len(kept) == count == GOLD["filters"]["n_published"][name], name
-        sets.append(set(kept))
-    assert len(set.intersection(*sets)) == 4
 
 
 @published

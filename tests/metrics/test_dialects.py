@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from conftest import LAB
-from golden_tools import eval_args
 from vestige.cli import main
 
 
@@ -38,16 +36,3 @@ def test_muse_compares_with_the_published_retrain_model(split: str, theirs: floa
     mine = 1 - got["mia_min_k"]["agg_value"]
     assert got["privleak"]["agg_value"] == pytest.approx(100 * (mine - theirs) / theirs, rel=1e-6)
     assert "published retrain model" in got["privleak"]["notes"][0]
-
-
-def test_tofu_reads_300_rows_and_offers_the_papers_mean(tmp_path: Path) -> None:
-    names = "forget_truth_ratio,forget_Q_A_PARA_Prob,forget_Q_A_PERT_Prob"
-    args = eval_args(LAB / "models" / "full", tmp_path / "a", "--dialect", "tofu", "--metrics", names)
-    assert main([*args, "+eval.tofu.metrics.forget_truth_ratio.paper=true"]) == 0
-    got = json.loads((tmp_path / "a" / "TOFU_EVAL.json").read_text())
-    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]["max_samples"] == 300
-    right = got["forget_Q_A_PARA_Prob"]["value_by_index"]["0"]["prob"]
-    wrong = got["forget_Q_A_PERT_Prob"]["value_by_index"]["0"]["prob"]
-    ratio = got["forget_truth_ratio"]["value_by_index"]["0"]["score"]
-    assert ratio == pytest.approx(np.mean(wrong) / right, rel=1e-6)  # arithmetic, as the paper's text has it
-    assert ratio != pytest.approx(np.exp(np.mean(np.log(wrong))) / right, rel=1e-3)

@@ -8,10 +8,8 @@ from scipy.stats import hmean
 from sklearn.metrics import roc_auc_score
 
 from vestige.metrics import membership, memorisation
-from vestige.metrics.cards import CARDS, METRICS, reading
-from vestige.metrics.dialects import DIALECTS
+from vestige.metrics.cards import reading
 from vestige.stats import vectors
-from vestige.suites.registry import HANDLERS
 from vestige.types import TokenStats, stats
 
 RNG = np.random.default_rng(0)
@@ -84,13 +82,6 @@ def test_extraction_strength_against_a_search(floor: bool) -> None:
             assert got == pytest.approx(slow_strength(hit, floor)), hit
 
 
-def test_one_wrong_token() -> None:
-    wrong = stats(hit=[0])
-    assert memorisation.extraction_strength(wrong) == 0
-    assert memorisation.extraction_strength(wrong, floor=True) == 1  # the quirk, as published
-    assert memorisation.exact_memorization(wrong) == 0
-
-
 def test_decision_order_counts_not_position() -> None:
     """A diffusion model that decides the last token first and misses only that one has finished the rest."""
     t = TokenStats(**{**vars(stats(hit=[1, 1, 0])), "order": np.array([2, 1, 0])})
@@ -106,17 +97,6 @@ def test_min_k_plus_plus_against_the_formula() -> None:
     z = np.sort((lp[np.arange(6), label] - mu) / np.sqrt(np.maximum(var, 1e-6)))
     t = stats(logprob=lp[np.arange(6), label], mean=mu, std=np.sqrt(var))
     assert membership.mia_min_k_plus_plus(t, 0.4) == pytest.approx(-z[:2].mean(), rel=1e-5)
-
-
-def test_ratios() -> None:
-    assert memorisation.probability_w_options(0.0, np.array([0.0, 0.0])) == 0
-    r = memorisation.truth_ratio(2.0, 1.0)
-    assert r == pytest.approx(np.e, rel=1e-6)
-    # The bounded form treats r and 1/r alike.
-    closer = memorisation.TRUTH_RATIO_AGGREGATORS["closer_to_1_better"]
-    assert closer(np.array(r)) == pytest.approx(closer(np.array(1 / r)), rel=1e-6)
-    assert memorisation.TRUTH_RATIO_AGGREGATORS["true_better"](np.array([2.0, 0.25])).tolist() == [0.0, 0.75]
-    assert memorisation.truth_ratio(1.0, 1.0, prob_mean=True) == pytest.approx(0.5)
 
 
 def test_epsilons_are_added() -> None:
@@ -154,14 +134,6 @@ def test_ks_of_what_cannot_be_compared(recwarn: pytest.WarningsRecorder) -> None
     assert vectors.smallest_detectable(0, 5) is None
 
 
-def test_privleak_and_relative_difference() -> None:
-    assert vectors.privleak(0.7, 0.7) == 0
-    assert vectors.rel_diff(0.7, 0.7) == 0
-    assert vectors.privleak(1.0, 0.5) == pytest.approx(-100)  # still recognisable
-    assert vectors.privleak(0.2, 0.5) > 0  # stranger than fresh
-    assert vectors.rel_diff(0.6, 0.5) == pytest.approx(20)
-
-
 def test_harmonic_mean() -> None:
     values = RNG.random(9) + 0.01
     assert vectors.harmonic_mean(list(values)) == pytest.approx(hmean(values), rel=1e-12)
@@ -170,28 +142,8 @@ def test_harmonic_mean() -> None:
     assert np.isnan(vectors.harmonic_mean([0.5, float("nan")]))
 
 
-def test_every_metric_states_its_facts_and_reads_in_words() -> None:
-    assert {"probability", "mia_zlib", "truth_ratio", "extraction_strength"} <= set(METRICS)
-    assert all(facts.doc and facts.source and facts.knows in {"high", "low"} for facts in METRICS.values())
-    ours = [h for h in HANDLERS if HANDLERS[h].live is None and not h.startswith("mia_")]
-    built_in = [h for h in ours if h in CARDS and CARDS[h].reading]
-    assert len(built_in) >= 12
-    for name in built_in:
-        for value in (-200.0, 0.0, 0.5, 1.0, 200.0):
-            assert reading(name, value)
-
-
 def test_auc_readings_follow_the_code_not_the_guide() -> None:
     """AUC 1 means forget rows are recognised. A guide in circulation reads it as good unlearning."""
     assert "still known" in reading("mia_loss", 1.0)
     assert "cannot tell" in reading("mia_loss", 0.5)
     assert "over-forgotten" in reading("mia_loss", 0.0)
-
-
-def test_dialects_differ_where_the_table_says() -> None:
-    loose, strict = DIALECTS["open-unlearning"], DIALECTS["strict"]
-    assert "extraction_strength" in loose.drop_last
-    assert not strict.drop_last
-    assert (loose.mask, strict.mask) == ("pad-id", "length")
-    assert loose.empty["extraction_strength"] == 0
-    assert "extraction_strength" not in strict.empty

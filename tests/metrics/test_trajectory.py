@@ -17,16 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from vestige.adapters import trajectory_tensors
-from vestige.collect.reduce import reduce_logits
 from vestige.data.datasets import generation_start, prompt_ids
 from vestige.errors import UserError
 from vestige.metrics import membership, memorisation, trajectory
-from vestige.metrics import text as rouge
 from vestige.metrics.trajectory import (
     DEFAULT_TRAJECTORIES,
-    captures,
-    distribution,
     effective_length,
     follow,
     sigma,
@@ -156,24 +151,6 @@ def test_effective_length(name: str) -> None:
     assert length == min(case["first_eos_position_0based_or_L"] + 1, case["L"])
 
 
-@pytest.mark.parametrize("case", GOLDEN["effective_lengths"])
-def test_effective_lengths_of_rows(case: dict[str, Any]) -> None:
-    rows = [row[p : p + case["L"]] for row, p in zip(case["sequences"], case["prompt_lens"], strict=True)]
-    assert [effective_length(row, case["eos_token_id"]) for row in rows] == case["L_eff"]
-
-
-def test_windows() -> None:
-    assert window([1, 2, 3, 4], 2) == (1, 2)
-    assert window([], 2) == (IGNORE, IGNORE)
-    assert window([1, 2, 3], 3, "causal") == (2, 3, IGNORE)
-    assert window([1, 2, 3, 4], 3, "causal") == (2, 3, IGNORE)  # the fourth label lies outside the window
-    assert window([1], 0, "causal") == window([], 0) == ()
-    want = GOLDEN["batched_geometry"]["errors"]["alignment"].removeprefix("ValueError: ")
-    with pytest.raises(UserError) as caught:
-        window([1], 2, "shift")
-    assert str(caught.value) == want
-
-
 # ------------------------------------------------------------------------------------------------ golden metrics
 
 BOTH_VIEWS = [(name, view) for name in IN_RANGE for view in ("full", "eos")]
@@ -199,68 +176,6 @@ def test_same_position_metrics(name: str, view: str, along: str) -> None:
     same(membership.mia_min_k_plus_plus(cut, K), golden(case, view, along, "sp_min_k_pp"))
 
 
-@pytest.mark.parametrize(("name", "view"), BOTH_VIEWS)
-@pytest.mark.parametrize("along", DEFAULT_TRAJECTORIES)
-def test_causal_metrics(name: str, view: str, along: str) -> None:
-    """Where nothing is scored the published 1.0 is NaN here; where published code is undefined there is no golden."""
-    case = CASES[name]
-    t = answers_at(name, view, along, "causal")[0]
-    if not t.tokens:
-        assert np.isnan(memorisation.probability(t)).all()
-        assert set(golden(case, view, along, "prob_traj")) == {1.0}
-        return
-    same(memorisation.probability(t), golden(case, view, along, "prob_traj"))
-    floored = memorisation.probability_confidence_ordered(t, memorisation.PUBLISHED_FLOOR)
-    same(floored, golden(case, view, along, "prob_conf_ordered_shifted"))
-    # the guide's route divides the same sum by all labels, the first one included
-    labels = case["labels"][: case["L_eff"] if view == "eos" else None]
-    valid = sum(x != IGNORE for x in labels)
-    same(np.exp(-memorisation.loss(t) * t.tokens / valid), golden(case, view, along, "prob_eval"))
-    if case["labels"][0] != IGNORE:
-        assert set(golden(case, view, along, "em")) == {None}
-        return
-    same(floored, golden(case, view, along, "prob_provider_causal"))
-    same(floored, golden(case, view, along, "prob_conf_ordered_causal"))
-    cut = t.without_last()
-    same(memorisation.exact_memorization(cut), golden(case, view, along, "em"))
-    suffix = memorisation.extraction_strength(trajectory.in_text_order(cut), floor=True)
-    same(suffix, golden(case, view, along, "es_suffix"))
-    same(membership.mia_min_k(cut, K), golden(case, view, along, "min_k"))
-    same(membership.mia_min_k_plus_plus(cut, K), golden(case, view, along, "min_k_pp"))
-
-
-@pytest.mark.parametrize(("name", "view"), BOTH_VIEWS)
-@pytest.mark.parametrize("alignment", ["same_position", "causal"])
-def test_extraction_strength_in_decision_order(name: str, view: str, alignment: str) -> None:
-    """Published code reads min(s, F) whatever the trajectory, and calls an answer without tokens 0."""
-    case, trace = CASES[name], golden_trace(name, alignment)
-    length = trajectory.view_length(view, trace.final, case["eos_token_id"])
-    t = follow(trace, "fixation_start").in_decision_order(case["labels"], 0, length, alignment)
-    ours = memorisation.extraction_strength(t)
-    if not t.tokens:
-        assert np.isnan(ours).all()
-        return
-    for along in DEFAULT_TRAJECTORIES:
-        same(ours, golden(case, view, along, f"es_fixation_{alignment}"))
-
-
-EXTRACTION = json.loads((Path(__file__).parents[1] / "golden" / "trajectory_extraction.json").read_text())["cases"]
-
-
-def extraction(logits: torch.Tensor, fixed: list[int], labels: list[int], alignment: str, length: int) -> float:
-    """Extraction strength in decision order at the last step, of the first `length` positions."""
-    trace = make_trace(logits, fixed, [window(labels, len(fixed), alignment)])
-    t = follow(trace, "fixation_start").in_decision_order(labels, 0, length, alignment)
-    return float(memorisation.extraction_strength(t)[-1])
-
-
-@pytest.mark.parametrize("case", EXTRACTION, ids=[f"{i}-{c['alignment']}" for i, c in enumerate(EXTRACTION)])
-def test_published_extraction_strength_in_both_alignments(case: dict[str, Any]) -> None:
-    logits = torch.tensor(case["R"], dtype=torch.float32)
-    got = extraction(logits, case["F"], case["labels"], case["alignment"], len(case["F"]))
-    assert got == pytest.approx(case["extraction_strength"], abs=1e-12)
-
-
 @pytest.mark.parametrize(("name", "view"), [(n, v) for n, v in BOTH_VIEWS if CASES[n].get("labels_wrong")])
 @pytest.mark.parametrize("along", DEFAULT_TRAJECTORIES)
 def test_truth_ratio(name: str, view: str, along: str) -> None:
@@ -278,38 +193,7 @@ def test_truth_ratio(name: str, view: str, along: str) -> None:
             same(geometric, golden(case, view, along, "sp_truth_ratio_score_geometric"))
 
 
-def toy_decode(ids: Array | list[int]) -> str:
-    return " ".join(f"w{i}" for i in ids if i >= 5)
-
-
-@pytest.mark.parametrize(("name", "view"), BOTH_VIEWS)
-@pytest.mark.parametrize("along", DEFAULT_TRAJECTORIES)
-def test_texts_and_rouge(name: str, view: str, along: str) -> None:
-    case, trace = CASES[name], golden_trace(name, "same_position")
-    length = trajectory.view_length(view, trace.final, case["eos_token_id"])
-    ids = follow(trace, along).ids(length=length)
-    assert [row.tolist() for row in ids] == golden(case, view, along, "argmax_ids")
-    texts = [toy_decode(row) for row in ids]
-    assert texts == golden(case, view, along, "text")
-    reference = toy_decode([x for x in case["labels"] if x != IGNORE])
-    scores = [rouge.rouge_scores(reference, text) for text in texts]
-    for key in ("rouge1_recall", "rougeL_recall", "rougeL_f1"):
-        same(np.array([score[key] for score in scores]), golden(case, view, along, key))
-
-
 # ------------------------------------------------------------------------------------------------------- readings
-
-
-def test_what_collecting_keeps_gives_the_same_readings() -> None:
-    """The planes of these tests, and those of the reduction that evaluations use, are the same to rounding."""
-    case, trace = CASES["random_all_valid"], golden_trace("random_all_valid", "same_position")
-    for s in range(case["S"]):
-        label = torch.as_tensor(trace.labels[0])
-        kept = reduce_logits(logits_of(case)[:, :, s].T, torch.arange(case["L"]), label)
-        np.testing.assert_array_equal(kept["top1"], trace.top1[s])
-        np.testing.assert_allclose(kept["logprob"], trace.logprob[0, s], rtol=1e-6)
-        np.testing.assert_allclose(kept["mean"], trace.mean[s], rtol=1e-5)
-        np.testing.assert_allclose(kept["std"], trace.std[s], rtol=1e-5)
 
 
 def random_trace(seed: int = 0, steps: int = 6, length: int = 9, fixed: Any = None) -> Trace:
@@ -345,43 +229,6 @@ def test_reading_equals_indexing_cell_by_cell() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ reporting
-
-
-def even_schedule(tokens: int, passes: int) -> list[int]:
-    """Tokens decided before each pass when each takes an equal share of what is left, rounded half to even."""
-    done = [0]
-    for j in range(passes - 1):
-        done.append(done[-1] + round((tokens - done[-1]) / (passes - j)))
-    return done
-
-
-REPORTING = GOLDEN["reporting_steps"]
-
-
-def test_captures_of_a_schedule() -> None:
-    """Captures and their token counts; published code's labels are right only if no pass decides more than a share."""
-    every_other = captures(even_schedule(200, 50), 8)
-    counts = [even_schedule(200, 50)[s] for s in every_other]
-    assert counts == REPORTING[0]["step_values"] and len(counts) == REPORTING[0]["S"]
-    assert every_other == REPORTING[1]["steps_to_use"][:-1]  # published code adds the last pass
-    coarse = even_schedule(200, 16)
-    assert captures(coarse, 8) == REPORTING[3]["steps_to_use"]
-    assert [coarse[s] for s in captures(coarse, 8)] == coarse != REPORTING[3]["step_values"]
-    small = even_schedule(32, 8)
-    assert [small[s] for s in captures(small, 8)] == REPORTING[4]["step_values"]
-    assert captures(range(8), 1) == REPORTING[5]["steps_to_use"]
-    assert captures([0], 8) == REPORTING[7]["steps_to_use"]
-    assert captures([], 8) == REPORTING[8]["steps_to_use"]
-    # 16 tokens in 8 passes: 8 stand before pass 4; published code reports pass 7 under that label
-    assert captures(even_schedule(16, 8), 8) == [0, 4] and REPORTING[6]["steps_to_use"] == [0, 7]
-
-
-def test_distribution_by_hand() -> None:
-    """Five values ten apart: a deviation of sqrt(200), a standard error of sqrt(40)."""
-    got = {name: float(v[0]) for name, v in distribution([[30.0], [0.0], [40.0], [10.0], [20.0]]).items()}
-    half = 1.96 * math.sqrt(40)
-    want = {"mean": 20, "std": math.sqrt(200), "median": 20, "p25": 10, "p75": 30, "min": 0, "max": 40}
-    assert got == pytest.approx({**want, "ci_low": 20 - half, "ci_high": 20 + half})
 
 
 # ------------------------------------------------------------------------------------------------------ set level
@@ -434,36 +281,6 @@ def test_where_the_answer_begins(case: dict[str, Any]) -> None:
         assert list(window(labels[start:], 3)) == case["peer_dual_label_slice_L3"]
     if case["name"].startswith("prompt_only_chat"):  # there published code would score the prompt
         assert window(labels[start:], 3) == (21, 22, 23) != tuple(case["peer_dual_label_slice_L3"])
-
-
-def checksum(tensor: torch.Tensor) -> tuple[float, float]:
-    flat = tensor.double().flatten()
-    return float(flat.sum()), float((flat * torch.arange(1, len(flat) + 1)).sum())
-
-
-@pytest.mark.parametrize("name", [n for n in IN_RANGE if "trajectory_checksums" in CASES[n]])
-def test_golden_trajectory_tensors(name: str) -> None:
-    case = CASES[name]
-    tensors = trajectory_tensors.compute_trajectories(logits_of(case), case["F"])
-    assert list(tensors) == list(DEFAULT_TRAJECTORIES)
-    for along, want in case["trajectory_checksums"].items():
-        assert checksum(tensors[along]) == (want["sum"], want["weighted"])
-
-
-GEOMETRY = {k: v for k, v in GOLDEN["batched_geometry"].items() if k != "errors"}
-
-
-@pytest.mark.parametrize("name", GEOMETRY)
-def test_batches_cut_behind_the_longest_prompt(name: str) -> None:
-    case = GEOMETRY[name]
-    history = list(torch.tensor(case["logits_history_sbtv"]))
-    got = trajectory_tensors.trajectories_from_logits(
-        history, torch.tensor(case["fixation_steps_bt"]), case["prompt_lens"], padding="left"
-    )
-    assert (got["S"], got["L"], got["F"].tolist()) == (case["S"], case["L"], case["F"])
-    assert float(got["R"].sum()) == pytest.approx(case["R_bvls_sum"], abs=1e-4)
-    assert got["R"][:, :, 0, 0].tolist() == case["R_first_row_l0_s0"]
-    assert torch.equal(got["steps"], got["R"])
 
 
 # ------------------------------------------------------------------------------------------ the guide's own names

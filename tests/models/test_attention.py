@@ -9,13 +9,8 @@ import pytest
 import torch
 from transformers.integrations import sdpa_attention
 
-import conftest
 from collect_tools import VOCAB, model_of
-from vestige.collect import forward
-from vestige.engine.config import make_config
-from vestige.engine.evaluate import evaluate_config
-from vestige.models import attention
-from vestige.models.attention import shares_keys, without_copies
+from vestige.models.attention import without_copies
 
 
 @pytest.fixture
@@ -59,31 +54,3 @@ def test_the_same_bits_without_copies(name: str, copies: list[int]) -> None:
     assert not copies
     forward()
     assert copies  # put back
-
-
-def test_models_it_does_not_fit_are_left_alone(copies: list[int]) -> None:
-    assert not shares_keys(model_of("gpt-neox"))  # every query head has its own keys
-    assert not shares_keys(model_of("llama", "eager"))
-    model = model_of("llama")
-    with without_copies(model), torch.enable_grad():  # a training step keeps the library's way
-        model(input_ids=torch.ones((2, 4), dtype=torch.long), attention_mask=torch.tensor([[1] * 4, [0] + [1] * 3]))
-    assert copies
-
-
-def test_an_evaluation_copies_no_keys(copies: list[int], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores and texts of the golden model, packed and decoded: the same rows, byte for byte, and no copy."""
-    data, model = str(conftest.LAB / "data"), str(conftest.LAB / "models" / "unlearned")
-
-    def run(name: str) -> bytes:
-        out = tmp_path / name
-        metrics = ["forget_Q_A_Prob", "forget_Q_A_ROUGE"]
-        ask = {"model": model, "data": data, "out": str(out), "limit": 12, "progress": False, "metrics": metrics}
-        evaluate_config(make_config(**ask))
-        return (out / "TOFU_EVAL.json").read_bytes()
-
-    shared = run("shared")
-    assert not copies
-    for room in (forward, attention):
-        monkeypatch.setattr(room, "shares_keys", lambda model: False)
-    assert run("copied") == shared
-    assert copies

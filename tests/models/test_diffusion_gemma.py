@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,29 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from transformers import AutoModelForImageTextToText
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
 
 from conftest import LAB
 from gemma_tools import CANVAS, save_gemma, shared_gemma
-from vestige import read_evidence
 from vestige.cli import main
 from vestige.collect.backend import Cost
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.tree import Limits
 from vestige.metrics.trajectory import first_accepted, follow, revoked, sigma
-from vestige.models.args import ModelArgs
 from vestige.models.diffusion import CanvasPredictor, canvas_predictor
-from vestige.models.load import load_model
 from vestige.models.samplers import Pass, Sampled, sample
 from vestige.report.gather import row_traces
-from vestige.runs.files import load_rows
 from vestige.types import IGNORE, Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising
 
 ROOMY = Limits(tokens=100_000, logit_cells=1 << 24, row_tokens=1024)
-ONE = Limits(tokens=1, logit_cells=1, row_tokens=1024)
 LENGTHS = (9, 5, 21)  # the last is longer than the sliding window
 # A random model's logits are flat: only at low temperatures does it accept several positions, and take some back.
 COLD = {"t_max": 0.06, "t_min": 0.02, "entropy_bound": 0.4}
@@ -138,43 +130,6 @@ def traces(how: Denoising, limits: Limits = ROOMY) -> list[tuple[Sampled, Trace]
     return list(zip(alone, (found[w.key] for w in wants), strict=True))
 
 
-@pytest.mark.parametrize("name", ["cold", "warm", "early stop"])
-def test_a_sample_does_not_depend_on_its_batch(name: str) -> None:
-    together, alone = (traces(denoising(name, seed=4), limits) for limits in (ROOMY, ONE))
-    for (one, a), (_, b) in zip(together, alone, strict=True):
-        assert one.final == tuple(a.final) == tuple(b.final) and one.fixed == tuple(a.fixed)
-        for f in fields(Trace):
-            x, y = getattr(a, f.name), getattr(b, f.name)
-            np.testing.assert_allclose(x, y, atol=1e-4, err_msg=f.name)
-
-
-def test_seeds_differ_and_repeat() -> None:
-    first, again, other = (sample(predictor(), prompts(), (), denoising(seed=s)) for s in (0, 0, 1))
-    assert first == again and first != other
-
-
-def test_the_planes_are_what_each_pass_saw() -> None:
-    how = denoising()
-    kept: list[Pass] = []
-    one = sample(predictor(), prompts(1), (), how, kept.append)[0]
-    trace = traces(how)[0][1]
-    assert trace.steps == one.passes == len(kept)
-    for s, step in enumerate(kept):
-        at = step.position.numpy()
-        p = step.logits.double().log_softmax(-1)
-        assert trace.canvas[s, at].tolist() == step.canvas.tolist()
-        assert trace.proposal[s, at].tolist() == step.proposal.tolist()
-        assert trace.top1[s, at].tolist() == p.argmax(-1).tolist()
-        assert step.accepted is not None and trace.accepted[s, at].tolist() == step.accepted.tolist()
-        for x in at[at < 10]:
-            assert trace.logprob[0, s, x] == pytest.approx(float(p[x - at[0], 20 + x]), abs=1e-4)
-        # What a pass accepts stands on the canvas of the next; the rest is drawn again.
-        if s + 1 < len(kept) and kept[s + 1].position[0] == at[0]:
-            stays = step.accepted
-            assert torch.equal(kept[s + 1].canvas[stays], step.proposal[stays])
-    assert np.isnan(trace.logprob[0, :, 10:]).all()
-
-
 @pytest.mark.parametrize("name", ["cold", "early stop"])
 def test_fixation_is_the_final_unbroken_run(name: str) -> None:
     """Against the definitions, written out naively; after its canvas a position stays as its last pass left it."""
@@ -254,30 +209,3 @@ def test_revocations_are_those_of_the_stored_traces(finished: Path) -> None:
     assert found["ever_accepted"]["rows"] == pytest.approx(rows / 3)
     assert found["ever_accepted"]["hidden_tokens"] == pytest.approx(hidden / labels)
     assert set(found["by_index"]) == {"0", "1", "2"}
-
-
-def test_the_run_says_what_generate_says(folder: Path, tmp_path: Path) -> None:
-    """With noise=generate each prompt's text is that of transformers, from the files on disk to the trace on disk."""
-    more = [f"+{KWARGS}.noise=generate", f"+{KWARGS}.seed=5"]
-    assert main(["eval", "trajectory-eval", *asked(folder, tmp_path), *more]) == 0
-    model = AutoModelForImageTextToText.from_pretrained(folder)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    finals = {tuple(t.final.tolist()) for t in read_evidence(tmp_path, "denoised").values()}
-    stored = load_rows(tmp_path / "evidence" / "examples.json.gz")
-    key = manifest["data_of"]["trajectory_metrics"]["probability/TOFU_QA_forget"]
-    for row in stored[key].examples:
-        ids = torch.tensor([row[0].prompt.ids])
-        torch.manual_seed(5)
-        text = model.generate(ids, max_new_tokens=20).sequences[0, ids.shape[1] :][:20].tolist()
-        text += [model.generation_config.pad_token_id] * (20 - len(text))
-        assert tuple(text) in finals
-
-
-def test_the_vision_part_is_not_loaded(folder: Path, tmp_path: Path) -> None:
-    loaded = load_model(ModelArgs(path=str(folder)))
-    assert not any("vision" in name for name in loaded.model.state_dict())
-    assert any("vision part was not loaded" in note for note in loaded.notes)
-    with safe_open(folder / "model.safetensors", "pt") as stored:
-        for name in stored.keys():  # noqa: SIM118 - safe_open is no mapping
-            if "vision" not in name:
-                assert torch.equal(loaded.model.state_dict()[name], stored.get_tensor(name)), name

@@ -11,17 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from family_tools import FACTS, GOLDEN, NAMES, PublishedLlada, change_tensors, copy_of
-from loops import one_test
-from vestige.cli import main
-from vestige.collect.backend import Cost
-from vestige.collect.denoise import DenoiseCollector
-from vestige.collect.tree import Limits
 from vestige.models.args import ModelArgs
 from vestige.models.families import save_published
-from vestige.models.fingerprint import fingerprint
 from vestige.models.load import LoadedModel, load_model, load_tokenizer
-from vestige.types import Prompt
-from vestige.wants import DenoiseWant, Denoising
 
 LOGITS = load_file(GOLDEN / "logits.safetensors")
 SEQUENCES: list[list[int]] = FACTS["sequences"]
@@ -76,25 +68,6 @@ def test_block_masks_work(name: str) -> None:
     assert (found[4:] - rows(loaded, [SEQUENCES[1][:8]])[0][4:]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("careless", [False, True])
-def test_padded_batches_are_compared_with_single_rows(name: str, careless: bool) -> None:
-    """Nothing to say of a model as it is; one whose padding is seen goes row by row, and a note says so."""
-    found = loaded_from(GOLDEN / name).diffusion
-    assert found is not None
-    if careless:
-        forward = found.model.forward
-        found.model.forward = lambda *a, **k: forward(*a, **{**k, "attention_mask": k["attention_mask"] * 0})
-    cost = Cost()
-    rows = [tuple(s) for s in SEQUENCES]
-    wants = [DenoiseWant(Prompt(ids), ((5, 6),), Denoising(steps=1, max_new_tokens=2)) for ids in rows]
-    for _ in DenoiseCollector(found, Limits(10**6, 10**9, 10**6), cost).run(wants):
-        pass
-    assert found.checked and found.alone == careless
-    assert [("one row at a time" in note) for note in cost.notes] == [True] * careless
-    assert cost.denoise_forwards == (3 if careless else 1)
-
-
 def test_settings_that_follow_from_others(tmp_path: Path) -> None:
     """Null sizes are derived as in the published code; biases of q, k, v alone are Qwen2's."""
     same = {"mlp_hidden_size": None, "mlp_ratio": 2, "n_kv_heads": None, "embedding_size": None}
@@ -117,40 +90,6 @@ def test_settings_that_follow_from_others(tmp_path: Path) -> None:
     change_tensors(biased, add)
     loaded = loaded_from(biased)
     assert type(loaded.model).__name__ == "Qwen2ForCausalLM" and gap(loaded, "llada") < 1e-5
-
-
-def test_precision_quantisation_and_overrides(tmp_path: Path) -> None:
-    half = loaded_from(GOLDEN / "llada", dtype="bfloat16")
-    assert half.dtype == "bfloat16" and gap(half, "llada") < 0.5
-    four = loaded_from(GOLDEN / "llada", quantization="4bit")
-    assert four.quantization == "4bit" and four.fingerprint.endswith("-4bit")
-    assert 0.01 < gap(four, "llada") < 10
-    spread = loaded_from(GOLDEN / "llada", device_map={"": "cpu"})
-    assert gap(spread, "llada") < 1e-5
-    other = loaded_from(GOLDEN / "llada", extra={"rope_theta": 10000.0})
-    assert other.model.config.rope_parameters["rope_theta"] == 10000.0 and gap(other, "llada") > 1e-3
-
-
-@pytest.mark.parametrize("name", ["llada", "a2d-qwen2"])
-def test_a_loaded_model_is_not_a_view_of_its_files(name: str, tmp_path: Path) -> None:
-    """A trainer that saves over its checkpoint must not change a model that was loaded before."""
-    path = copy_of(name, tmp_path)
-    loaded = loaded_from(path)
-    file = path / "model.safetensors"
-    with file.open("r+b") as opened:
-        opened.seek(file.stat().st_size // 2)
-        opened.write(bytes(file.stat().st_size // 2))
-    assert gap(loaded, name) < 1e-5
-
-
-def test_fingerprints_are_of_the_published_files(tmp_path: Path) -> None:
-    path = copy_of("llada", tmp_path)
-    plain = fingerprint(ModelArgs(str(path)))
-    (path / "modeling_llada.py").write_text("raise RuntimeError('never read')")
-    assert fingerprint(ModelArgs(str(path), trust_remote_code=True)) == plain
-    assert load_model(ModelArgs(str(path), trust_remote_code=True)).fingerprint == plain
-    change_tensors(path, lambda t: t["model.transformer.ln_f.weight"].mul_(1.5))
-    assert fingerprint(ModelArgs(str(path))) != plain
 
 
 # ---- tokenizers -------------------------------------------------------------------------------------------------
@@ -243,48 +182,3 @@ def test_saved_again_in_the_published_layout(name: str, tmp_path: Path) -> None:
     assert len(list((tmp_path / "cut").glob("*.safetensors"))) > 1
     for again in (tmp_path / "whole", tmp_path / "cut"):
         assert torch.equal(rows(loaded_from(again), SEQUENCES[:1])[0], rows(loaded, SEQUENCES[:1])[0])
-
-
-def test_a_tied_model_is_saved_without_its_head(tmp_path: Path) -> None:
-    path = copy_of("llada", tmp_path, weight_tying=True)
-    change_tensors(path, lambda t: t.pop("model.transformer.ff_out.weight"))
-    loaded = loaded_from(path)
-    assert loaded.origin is not None
-    save_published(loaded.model, loaded.origin, tmp_path / "again")
-    assert "model.transformer.ff_out.weight" not in load_file(tmp_path / "again" / "model.safetensors")
-    assert torch.equal(rows(loaded_from(tmp_path / "again"), SEQUENCES[:1])[0], rows(loaded, SEQUENCES[:1])[0])
-
-
-# ---- broken folders, through the command line -------------------------------------------------------------------
-
-
-def refused(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
-    """What the command line says of a folder that it refuses."""
-    data = Path(__file__).parents[1] / "golden" / "lab" / "data"
-    words = ["eval", "trajectory-eval", "--model", str(path), "--data", str(data), "--limit", "1", "--quiet", *more]
-    assert main([*words, "--out", str(path.parent / "out")]) == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    lines = [line for line in said.splitlines() if str(path) in line]
-    assert len(lines) == 1, said
-    return lines[0]
-
-
-UNCOVERED = {
-    "block_type": "sequential",
-    "rope": False,
-    "alibi": True,
-    "layer_norm_type": "default",
-    "activation_type": "gelu",
-    "attention_layer_norm": True,
-    "input_emb_norm": True,
-    "scale_logits": True,
-    "block_group_size": 2,
-    "include_bias": True,
-}
-
-
-@one_test("setting", list(UNCOVERED))
-def test_settings_that_are_not_covered(setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = copy_of("llada", tmp_path, **{setting: UNCOVERED[setting]})
-    assert f"{setting} is {UNCOVERED[setting]!r}" in refused(path, capsys)

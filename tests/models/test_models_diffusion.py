@@ -104,25 +104,3 @@ def test_modernbert_uses_its_own_local_attention() -> None:
     assert MASK not in sample(found, [Prompt((10, 11))], (), Denoising(**denoising))[0].final
     with pytest.raises(UserError, match="in some layers, which a mask over"):
         sample(found, [Prompt((10, 11))], (), Denoising("bd3lm", **denoising))
-
-
-def test_a_masked_model_with_tied_weights_and_no_end_token_loads(tmp_path: Path) -> None:
-    """As the published BERTs are: one matrix in and out, [SEP] where others have an end token."""
-    torch.manual_seed(0)
-    config = hf.BertConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        max_position_embeddings=32, pad_token_id=0,
-    )  # fmt: skip
-    model = hf.BertForMaskedLM(config).eval()
-    model.save_pretrained(tmp_path / "m")
-    tokenizer = hf.AutoTokenizer.from_pretrained(HERE / "tiny-mdlm")
-    raw = tokenizer.backend_tokenizer
-    named = hf.PreTrainedTokenizerFast(
-        tokenizer_object=raw, sep_token="[EOS]", cls_token="[BOS]", mask_token="[MASK]", pad_token="[PAD]"
-    )
-    named.save_pretrained(tmp_path / "m")
-    loaded = load_model(ModelArgs(str(tmp_path / "m")))
-    found = need_predictor(loaded.diffusion, loaded.name)
-    assert (found.eos_ids, found.bos_id, found.mask_id, found.vocab) == ((EOS,), 1, MASK, 64)
-    whole = full_logits(model, IDS, attention_mask=KEEP.long()).reshape(10, -1)
-    assert torch.allclose(ask(found, IDS, KEEP, [1, 6]), whole[[1, 6]], atol=1e-5)

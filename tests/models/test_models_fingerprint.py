@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from models_tools import save, tiny_model
-from vestige.models import fingerprint as room
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import fingerprint, fingerprint_module
 
@@ -55,16 +52,6 @@ def test_volatile_config_keys_do_not_count_and_others_do(checkpoint: Path) -> No
     assert of(checkpoint) != before
 
 
-def test_every_shard_counts(tmp_path: Path) -> None:
-    path = save(tmp_path / "shards", tokenizer=False, max_shard_size="100KB")
-    before = of(path)
-    shard = sorted(path.glob("*.safetensors"))[-1]
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    assert of(path) != before
-
-
 def test_settings_that_change_the_weights_count(checkpoint: Path) -> None:
     plain = of(checkpoint)
     assert of(checkpoint, quantization="4bit") == f"{plain}-4bit"
@@ -94,27 +81,6 @@ def test_an_adapter_counts_with_its_base(tmp_path: Path) -> None:
     assert of(tmp_path / "lora") != before
     change_config(config, lora_alpha=8, base_model_name_or_path="../other")
     assert of(tmp_path / "lora") != before
-
-
-def age(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digests are remembered for settled files only; let the clock run ahead instead of waiting."""
-    now = time.time()
-    monkeypatch.setattr(room.time, "time", lambda: now + 60)
-
-
-def test_digests_are_remembered_until_the_file_changes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    age(checkpoint, monkeypatch)
-    calls: list[Path] = []
-    honest = room._digest
-    monkeypatch.setattr(room, "_digest", lambda path: (calls.append(path), honest(path))[1])
-    first = of(checkpoint)
-    assert of(checkpoint) == first and len(calls) == 1
-    os.utime(checkpoint / "model.safetensors", ns=(1, 1))
-    assert of(checkpoint) == first and len(calls) == 2
-    other = save(checkpoint.parent / "other", tiny_model(seed=4), tokenizer=False)
-    os.utime(other / "model.safetensors", ns=(1, 1))
-    (other / "model.safetensors").replace(checkpoint / "model.safetensors")  # same path, size and time
-    assert of(checkpoint) != first
 
 
 # In memory

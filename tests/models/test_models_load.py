@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +58,6 @@ def test_sharded_and_subfolder_checkpoints_load(tmp_path: Path) -> None:
     assert len(list((tmp_path / "run" / "last").glob("*.safetensors"))) > 1
     loaded = load_model(ModelArgs(str(tmp_path / "run"), subfolder="last"))
     assert torch.equal(logits(loaded.model, loaded.tokenizer), logits(tiny_model(), tiny_tokenizer()))
-
-
-def test_bfloat16_is_kept(checkpoint: Path) -> None:
-    loaded = load_model(ModelArgs(str(checkpoint), dtype="bfloat16"))
-    assert loaded.dtype == "bfloat16"
-    # Some virtual machines advertise AMX and then trap on it, which kills the process; stay off it.
-    with torch.backends.mkldnn.flags(enabled=False):
-        rough = logits(loaded.model, loaded.tokenizer)
-    assert torch.allclose(rough, logits(tiny_model(), tiny_tokenizer()), atol=0.02)
-
-
-def test_tied_weights_are_not_called_missing(tmp_path: Path) -> None:
-    save(tmp_path / "tied", tiny_model(tie_word_embeddings=True))
-    loaded = load_model(ModelArgs(str(tmp_path / "tied")))
-    assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
 
 
 @pytest.mark.parametrize("mode", ["4bit", "8bit"])
@@ -200,31 +184,6 @@ def test_a_cached_hub_snapshot_loads_offline(tmp_path: Path) -> None:
     loaded = load_model(ModelArgs("org/tiny", extra=extra))
     assert loaded.name == "org/tiny"
     assert loaded.fingerprint == load_model(ModelArgs(str(repo / "snapshots" / commit))).fingerprint
-
-
-def test_a_download_takes_what_is_needed_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the hub: it copies the files asked for, as snapshot_download would."""
-    import huggingface_hub
-    from huggingface_hub.utils import filter_repo_objects
-
-    remote = save(tmp_path / "remote", max_shard_size="100KB")
-    (remote / "optimizer.safetensors").write_bytes(b"large")
-    here = tmp_path / "commit"
-
-    def download(repo: str, *, revision: str | None, allow_patterns: list[str], **_: Any) -> str:
-        assert revision in (None, "commit")
-        here.mkdir(exist_ok=True)
-        for name in filter_repo_objects([p.name for p in remote.iterdir()], allow_patterns=allow_patterns):
-            if not (here / name).exists():  # what is in its cache is not written again
-                shutil.copy(remote / name, here / name)
-        return str(here)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert len(load_tokenizer(ModelArgs("org/tiny"))[0]) == len(tiny_tokenizer())
-    assert not list(here.glob("*.safetensors"))
-    loaded = load_model(ModelArgs("org/tiny"))
-    assert torch.equal(logits(loaded.model, loaded.tokenizer), logits(tiny_model(), tiny_tokenizer()))
-    assert {p.name for p in remote.iterdir()} - {p.name for p in here.iterdir()} == {"optimizer.safetensors"}
 
 
 # Contents

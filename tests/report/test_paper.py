@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import LAB
 from report_samples import lab as sample
 from vestige.cli import main
 from vestige.report.tables import models_table
 from vestige.show.tables import TableLook, paper_table
 
-DATA = LAB / "data"
 DOCUMENT = r"\documentclass[twocolumn]{article}\usepackage{booktabs}\begin{document}%s\end{document}"
 
 
@@ -73,9 +71,3 @@ def test_pictures_have_the_asked_width_and_whole_fonts(width: str, inches: float
     assert float(box[2]) == pytest.approx(72 * inches, abs=0.5)
     assert main(["plot", str(tmp_path), "layers", "-o", str(tmp_path / "p.svg"), "--width", width]) == 0
     assert "<text" not in (tmp_path / "p.svg").read_text()  # outlines: no font is looked for
-
-
-def test_a_width_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "report.json").write_text(json.dumps(sample()))
-    assert main(["plot", str(tmp_path), "layers", "-o", str(tmp_path / "p.pdf"), "--width", "wide"]) == 2
-    assert "inches" in capsys.readouterr().err

@@ -42,18 +42,6 @@ def scroll_through(page: Any) -> None:
 # ---- opening -----------------------------------------------------------------------------------------------------
 
 
-def test_every_view_opens_from_disk_without_a_complaint_or_a_request(lab: Opened) -> None:
-    lab.load()
-    lab.requests.clear()
-    for view in VIEWS:
-        lab.visit(view)
-        scroll_through(lab.page)
-        assert lab.count("main h1") == 1
-        until(lambda: lab.count(".plot") == lab.count(".plot:has(svg)"))
-    assert lab.complaints == []
-    assert [url for url in lab.requests if not url.startswith(("data:", "blob:"))] == []
-
-
 def test_the_answer_is_in_the_first_screen_and_no_bad_news_is_behind_a_fold(running: Any, folder: Path) -> None:
     report = report_samples.lab()
     verdict = report["audits"][0]["verdict"]
@@ -184,34 +172,7 @@ def test_arrow_keys_walk_the_table_and_focus_explains_a_number(lab: Opened) -> N
     assert not lab.page.locator("#tip").is_visible()
 
 
-def test_hover_explains_a_number_of_the_verdict(lab: Opened) -> None:
-    lab.go()
-    lab.page.locator(".evidence-text").first.hover()
-    assert "interval" in lab.text("#tip") and "runs/npo" in lab.text("#tip")
-
-
 # ---- what it says ------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_filtered_searched_and_opened(lab: Opened) -> None:
-    rows = report_samples.lab()["audits"][0]["says"]["rows"]
-    lab.go()
-    assert lab.texts(".vrow .leak")[1] == f"{max(r['leak'] or 0 for r in rows if 'tells' not in r):.2f}"
-    lab.page.locator("#panel-says").get_by_label("rows").first.select_option("retain")
-    retain = [r for r in rows if r["split"] == "retain"]
-    assert f"{len(retain)} rows" in lab.text("#panel-says .count")
-    word = retain[0]["question"].split()[0].lower()
-    lab.page.fill("#panel-says input[type=search]", word)
-    found = [r for r in retain if word in json.dumps([r["question"], r["reference"], r["texts"]]).lower()]
-    until(lambda: lab.text("#panel-says .count").startswith(f"{len(found)} row"))
-    lab.page.locator(".vlist").focus()
-    lab.page.keyboard.press("ArrowDown")
-    chosen = lab.text(".vrow.on .q")
-    assert lab.text(".detail h3") == chosen
-    state = lab.state()[1:]
-    assert "s.row=" in state and "s.q=" in state
-    lab.go(state)
-    assert lab.text(".detail h3") == chosen
 
 
 def test_long_lists_and_tables_hold_only_what_is_in_sight(running: Any, folder: Path) -> None:
@@ -250,22 +211,6 @@ def test_nothing_in_the_data_runs_or_becomes_an_element(hostile: Opened) -> None
     shown = hostile.page.locator(".grid tbody th").evaluate_all("(all) => all.map((n) => n.firstChild.textContent)")
     assert shown == names
     assert hostile.complaints == []
-
-
-def test_a_script_in_a_generation_and_in_a_models_name_stays_text(running: Any, folder: Path) -> None:
-    report = report_samples.lab()
-    bad = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
-    report["models"][2]["name"] = bad
-    row = report["audits"][0]["says"]["rows"][0]
-    row["texts"][report["audits"][0]["model"]] = bad
-    page = show(running, folder, "script", report)
-    assert bad in page.texts(".detail blockquote") and f" {bad}" in page.texts(".legend span")
-    page.visit("models")
-    scroll_through(page.page)
-    assert bad in page.texts(".sideways .model-name")
-    assert page.page.evaluate("typeof window.hacked") == "undefined"
-    assert page.complaints == []
-    page.page.close()
 
 
 def test_the_policy_stops_scripts_that_are_not_the_pages_own(lab: Opened) -> None:
@@ -332,25 +277,6 @@ def test_every_control_has_a_name_and_the_tab_key_reaches_the_answer(lab: Opened
 # ---- theme, downloads --------------------------------------------------------------------------------------------
 
 
-def test_the_theme_follows_the_system_until_the_reader_chooses(lab: Opened) -> None:
-    lab.page.emulate_media(color_scheme="dark")
-    lab.go()
-    assert lab.page.get_attribute("html", "data-theme") == "dark"
-    lab.page.click("#theme")
-    assert lab.page.get_attribute("html", "data-theme") == "light" and "theme=light" in lab.state()
-    lab.go(lab.state()[1:])
-    assert lab.page.get_attribute("html", "data-theme") == "light"
-    lab.page.emulate_media(color_scheme="light")
-
-
-def test_back_returns_to_the_view_before(lab: Opened) -> None:
-    lab.go()
-    lab.visit("models")
-    assert lab.text("h1") == "Models"
-    lab.page.go_back()
-    assert lab.text("h1") == "Did it forget?"
-
-
 def test_tables_and_charts_can_be_taken_away(lab: Opened) -> None:
     lab.go("view=models&m.turn=rows&m.sort=-uds")
     models = report_samples.lab()["models"]
@@ -397,26 +323,6 @@ def test_rows_are_filtered_by_a_column_of_the_data(lab: Opened) -> None:
     wanted = sum(r["columns"]["author"] == "author 3" for r in rows)
     assert lab.text("#panel-says .count").startswith(f"{wanted} row") and 0 < wanted < len(rows)
     assert "s.col.author=author+3" in lab.state() and "author 3" in lab.text(".detail-head")
-
-
-def test_two_unlearned_models_are_read_row_by_row(lab: Opened) -> None:
-    report = report_samples.lab()
-    mine, other = report["audits"][:2]
-    lab.go()
-    lab.page.locator("#panel-says").get_by_label("beside").select_option("grad_ascent")
-    first = lab.text(".detail-head").split()[2].rstrip(",")
-    theirs = next(r for r in other["says"]["rows"] if r["i"] == first)
-    assert theirs["texts"][other["model"]] in lab.texts(".detail blockquote")
-    assert lab.text(".vrow .other").startswith("grad_ascent: ")
-    lab.page.locator("#panel-says").get_by_label("order").select_option("gap")
-    scores = {r["i"]: r["scores"][mine["model"]]["rouge"] for r in mine["says"]["rows"]}
-    against = {r["i"]: r["scores"][other["model"]]["rouge"] for r in other["says"]["rows"]}
-    widest = max(scores, key=lambda i: scores[i] - against[i])
-    lab.page.locator(".vrow").first.click()
-    assert lab.text(".detail-head").split()[2].rstrip(",") == widest
-    state = lab.state()[1:]
-    lab.load(state)
-    assert lab.text(".vrow .other").startswith("grad_ascent: ")
 
 
 def test_notes_are_kept_in_a_downloaded_copy_of_the_page(running: Any, folder: Path, lab: Opened) -> None:

@@ -11,7 +11,7 @@ import pytest
 from conftest import LAB
 from golden_tools import variant_model
 from vestige.cli import main
-from vestige.runs.compare import compare_metrics, compare_parts, edited_rows
+from vestige.runs.compare import compare_parts, edited_rows
 from vestige.runs.compare import explain_difference as diff
 from vestige.runs.run import read_manifest
 
@@ -61,21 +61,6 @@ def test_other_weights(base: Path, tmp_path: Path) -> None:
     assert "the moved rows are due to that" in out
     assert "question: " in out
     assert "B says: " in out
-
-
-def test_one_row_changed(base: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(LAB / "data", data)
-    lines = (data / "forget.jsonl").read_text().splitlines()
-    row = json.loads(lines[3])
-    lines[3] = json.dumps({**row, "answer": row["answer"] + " Indeed so."})
-    (data / "forget.jsonl").write_text("\n".join(lines) + "\n")
-    other = evaluated(tmp_path / "run", data=data)
-    assert list(guilty(base, other)) == ["data"]
-    out = diff(base, other)
-    assert "differ only in the data: TOFU_QA_forget: 1 row changed (3)" in out
-    moved = compare_metrics(base, other, read_manifest(base), read_manifest(other), ["forget_Q_A_Prob"])
-    assert moved[0].changed_rows == ["3"]
 
 
 @pytest.mark.parametrize("setting", ["system_prompt", "date_string"])
@@ -154,18 +139,3 @@ def test_two_causes_are_both_named(base: Path, tmp_path: Path) -> None:
     model = LAB / "models" / "retain"
     other = evaluated(tmp_path / "run", model, LAB / "data", "--system-prompt", "Be brief.")
     assert "differ in the model and template; together" in diff(base, other)
-
-
-def test_old_manifests_are_said_to_lack_what_they_lack(base: Path, tmp_path: Path) -> None:
-    other = edited_copy(base, tmp_path / "old")
-    manifest = read_manifest(other)
-    del manifest["tokenizer"], manifest["prompt"]
-    (other / "manifest.json").write_text(json.dumps(manifest))
-    assert "Not recorded in both manifests: tokenizer, template" in diff(base, other)
-
-
-def test_mistakes(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diff", str(base), str(tmp_path)]) == 2
-    assert "not a run directory" in capsys.readouterr().err
-    assert main(["diff", str(base), str(base), "--metrics", "extraction_strenth"]) == 2
-    assert "Did you mean 'extraction_strength'" in capsys.readouterr().err

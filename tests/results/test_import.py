@@ -11,7 +11,6 @@ import pytest
 from scipy.stats import ks_2samp
 
 from conftest import GOLDEN, LAB
-from loops import one_test
 from vestige.adapters.importers import TOFU_LOGS
 from vestige.cli import main
 from vestige.runs.imports import import_file
@@ -80,14 +79,6 @@ def test_published_logs_whole() -> None:
     assert scores["forget_quality"].extra["n"] == 300
 
 
-def test_printed_with_distance_and_size(extract: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["import", str(extract["full"]), "--retain-logs", str(extract["retain90"])]
-    assert main(words) == 0
-    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("forget_quality"))
-    assert "D = 0." in line
-    assert "n = 24, m = 24" in line
-
-
 def test_imported_logs_serve_as_retain_logs(extract: dict[str, Path], tmp_path: Path) -> None:
     retain, out = tmp_path / "ours", tmp_path / "out"
     assert main(["import", str(extract["retain90"]), "--out", str(retain)]) == 0
@@ -133,22 +124,6 @@ def test_a_part_of_the_logs_gives_a_part_of_the_metrics(extract: dict[str, Path]
     assert "no retain logs" in scores["forget_quality"].reason
 
 
-@one_test(
-    ("content", "needle"),
-    [
-        ("[1]", "is neither"),
-        ('{"a": {"b": 1}}', "holds neither"),
-        ("{oops", "not valid JSON"),
-        (None, "does not exist"),
-    ],
-)
-def test_mistakes(content: str | None, needle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if content is not None:
-        (tmp_path / "x.json").write_text(content)
-    assert main(["import", str(tmp_path / "x.json")]) == 2
-    assert needle in capsys.readouterr().err
-
-
 def test_published_figures_beside_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     file = LAB / "expected" / "full" / "TOFU_EVAL.json"
     assert main(["compare", str(file), "published"]) == 0
@@ -157,19 +132,3 @@ def test_published_figures_beside_a_run(capsys: pytest.CaptureFixture[str]) -> N
     line = next(x for x in table.splitlines() if x.startswith("this run")).split()
     assert line[-1] == f"{json.loads(file.read_text())['forget_truth_ratio']['agg_value']:.4f}"
     assert "no manifest" in out and "source: locuslab/open-unlearning" in out
-
-
-def test_a_muse_file_is_known_by_its_metrics(tmp_path: Path) -> None:
-    rows = {"0": {"rougeL_f1": 0.5, "rougeL_recall": 1.0}, "1": {"rougeL_f1": 0.3, "rougeL_recall": 0.9}}
-    data = {
-        "forget_knowmem_ROUGE": {"agg_value": 0.95, "value_by_index": {k: {"rougeL_recall": 0.95} for k in rows}},
-        "forget_verbmem_ROUGE": {"agg_value": 0.4, "value_by_index": rows},
-        "mia_min_k": {"agg_value": 0.8, "auc": 0.8},
-        "privleak": {"agg_value": -60.0},
-    }
-    (tmp_path / "mine.json").write_text(json.dumps(data))
-    (tmp_path / "retain.json").write_text(json.dumps({**data, "mia_min_k": {"agg_value": 0.6, "auc": 0.6}}))
-    result = import_file(tmp_path / "mine.json", tmp_path / "out", tmp_path / "retain.json")
-    assert [f.name for f in result.files] == ["MUSE_EVAL.json", "MUSE_SUMMARY.json"]
-    assert result.imported.scores["forget_verbmem_ROUGE"].agg_value == pytest.approx(0.4)
-    assert result.imported.scores["privleak"].agg_value == pytest.approx((0.2 - 0.4) / 0.4 * 100)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import sys
 from dataclasses import asdict, replace
@@ -229,73 +228,7 @@ def test_collapse_runs_are_curves(tmp_path: Path) -> None:
     assert list(made.numbers) == ["all/mi"] and made.tables["rollouts"].rows == ((1, "all", 3, "[1, 2]"),)
 
 
-def test_the_command_replaces_its_own_files_only(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["publish", str(runs["eval"]), "--to", "hub"]) == 0
-    out = capsys.readouterr().out
-    assert "written: saves/publish/eval/hub" in out and "next: merge" in out
-    assert (tmp_path / "saves/publish/eval/hub/model-card.md").is_file()
-    assert main(["publish", str(runs["train"]), "--to", "json", "--out", "there"]) == 0
-    (tmp_path / "there" / "mine.txt").write_text("precious")
-    assert main(["publish", str(runs["train"]), "--to", "json", "--out", "there"]) == 0  # again: its own files only
-    assert (tmp_path / "there" / "mine.txt").read_text() == "precious"
-    (tmp_path / "else").mkdir()
-    (tmp_path / "else" / "publication.json").write_text("mine")
-    assert main(["publish", str(runs["eval"]), "--to", "json", "--out", "else"]) == 2
-    assert (tmp_path / "else" / "publication.json").read_text() == "mine"
-
-
 # ---- refusals -------------------------------------------------------------------------------------------------------
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    capsys.readouterr()
-    assert main(["publish", *words]) == 2
-    return capsys.readouterr().err
-
-
-def test_broken_runs_are_not_published(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(runs["eval"], copy)
-    summary = copy / "TOFU_SUMMARY.json"
-    summary.write_text(summary.read_text().replace("0.", "1.", 1))
-    assert "TOFU_SUMMARY.json is damaged" in refused(capsys, str(copy), "--to", "json", "--out", str(tmp_path / "o"))
-    about = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps({**about, "state": "unfinished", "root": ""}))
-    assert "is not finished" in refused(capsys, str(copy), "--to", "json", "--out", str(tmp_path / "o"))
-    watch = tmp_path / "watch"
-    shutil.copytree(runs["watch"], watch)
-    body = json.loads((watch / "watch.json").read_text())
-    body["looks"][-1]["values"]["forget_Q_A_Prob"] = 0.0
-    (watch / "watch.json").write_text(json.dumps(body))
-    assert "is not what" in refused(capsys, str(watch), "--to", "json", "--out", str(tmp_path / "o"))
-    assert not (tmp_path / "o").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "needle"),
-    [
-        (["nowhere", "--to", "json"], "is not a run directory"),
-        (["{empty}", "--to", "json"], "no manifest.json and no watch.json"),
-        (["{eval}", "--to", "comet"], "Unknown place to publish to 'comet'"),
-        (["{eval}", "--to", "hub", "--online"], "writes files only"),
-        (["{eval}", "--to", "json", "--out", "{eval}/inside"], "is inside the run"),
-        (["{eval}", "--to", "mlflow", "--online", "--out", "{empty}/m"], "MLFLOW_TRACKING_URI is not set"),
-    ],
-)
-def test_mistakes_are_one_sentence(
-    words: list[str], needle: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    if "mlflow" in words:
-        pytest.importorskip("mlflow")
-    said = refused(capsys, *(w.format(eval=runs["eval"], empty=tmp_path) for w in words))
-    assert needle in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize("to", ["wandb", "mlflow", "tensorboard"])
@@ -303,17 +236,6 @@ def test_a_package_that_is_missing_is_named(to: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, to, None)
     with pytest.raises(UserError, match=re.escape(f"vestige[{to}]") + r"|\.\[" + to):
         {**FILES, **SERVERS}[to](ACCOUNT, Destination(tmp_path))
-
-
-def test_what_a_tracker_raises_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    wandb = pytest.importorskip("wandb")
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no route\nto host")
-
-    monkeypatch.setattr(wandb, "init", fails)
-    with pytest.raises(UserError, match="wandb refused: RuntimeError: no route"):
-        SERVERS["wandb"](ACCOUNT, Destination(tmp_path))
 
 
 def test_secrets_and_homes_are_replaced(caplog: pytest.LogCaptureFixture) -> None:

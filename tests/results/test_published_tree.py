@@ -31,15 +31,6 @@ def body(path: Path) -> dict[str, Any]:
 # ---- report ------------------------------------------------------------------------------------------------------
 
 
-def test_legacy_is_not_read_and_one_line_says_so(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = made_report(tree, Path("rep"))
-    assert sorted(m["name"] for m in report["models"]) == sorted(KNOWS)
-    assert not [s for s in report["sources"] if "legacy" in s["path"]]
-    assert not [f for s in report["sources"] for f in s["files"] if "legacy" in f["path"]]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "legacy" in line]
-    assert len(lines) == 1 and "ep5/uds/legacy_old, legacy" in lines[0]
-
-
 def test_every_kind_of_file_is_read(tree: Path) -> None:
     report = made_report(tree, Path("rep"))
     models = {m["name"]: m for m in report["models"]}
@@ -68,19 +59,6 @@ def test_robustness_is_shown_where_robustness_is_shown(tree: Path) -> None:
     after = body(tree / "meta_eval" / "robustness" / "relearn" / "results.json")[name]["metrics_after_relearn"]
     assert curves["relearn", "prob", name]["values"] == [after["prob"]]
     assert curves["relearn", "prob", "retain"]["is_control"] and ("quantise", "rouge", name) in curves
-
-
-def test_a_kind_that_is_not_known_is_named_once(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for epoch in ("ep5", "ep10"):
-        put(tree / epoch / "perplexity" / "some_model" / "summary.json", {"ppl": 3.0})
-    made_report(tree, Path("rep"))
-    lines = [line for line in capsys.readouterr().out.splitlines() if "perplexity" in line]
-    assert len(lines) == 1 and "folders that are not read: perplexity" in lines[0]
-
-
-def test_one_epoch_alone_is_refused(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(tree / "ep5"), "--out", "rep"]) == 2
-    assert "one epoch" in capsys.readouterr().err
 
 
 def test_a_finished_meta_eval_comes_before_the_trees_own_values(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,61 +125,6 @@ def verified(place: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tu
     return status, capsys.readouterr().out
 
 
-def test_an_import_that_holds_says_what_was_checked(imported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, shown = verified(imported, capsys)
-    assert status == 0 and shown.startswith("imported: whole: ")
-    for words in (
-        "checked: models: 6 in method_results.json, 6 in the run set (axes, models)",
-        "checked: models: 4 in meta_eval.json, 4 in the run set (robustness, models)",
-        "checked: sources: 26 of 26 files behind axes are as they were (sha256)",
-        "checked: sources: 4 of 4 files behind robustness are as they were (sha256)",
-    ):
-        assert words in shown
-    assert shown.count("values of") == 3  # axes, faithfulness, robustness: each made again
-
-
-def test_it_holds_from_another_directory_and_after_a_move(
-    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "moved").mkdir()
-    for name in ("runs", "imported"):
-        (tmp_path / name).rename(tmp_path / "moved" / name)
-    monkeypatch.chdir("/")
-    assert verified(tmp_path / "moved" / "imported", capsys)[0] == 0
-
-
-def test_an_added_run_is_noticed(imported: Path, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    summary = body(tree / "ep5" / "memorization" / "npo_lr1e5_b01_a1_ep5" / "summary.json")
-    put(tree / "ep5" / "memorization" / "rmu_lr1e5_l5_s10_ep5" / "summary.json", summary)
-    status, shown = verified(imported, capsys)
-    assert status == 1
-    assert "6 models (axes), the run set 7 (not in the file: rmu_lr1e5_l5_s10_ep5)" in shown
-
-
-@pytest.mark.parametrize(
-    ("file", "what"),
-    [
-        ("meta_eval/robustness/quant/results.json", "robustness"),
-        ("meta_eval/robustness/relearn/results.json", "robustness"),
-        ("meta_eval/faithfulness/results.json", "faithfulness"),
-        ("ep10/utility/full/summary.json", "axes"),
-    ],
-)
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_changed_or_lost_source_is_noticed(
-    imported: Path, tree: Path, file: str, what: str, lost: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = tree / file
-    if lost:
-        place.unlink()
-    else:
-        place.write_text(place.read_text().replace("0.6", "0.61", 1) + "\n")
-    status, shown = verified(imported, capsys, "--hashes-only")
-    words = f"runs/{file} is gone; {what} in " if lost else f"runs/{file} has changed since {what} in "
-    assert status == 1 and words in shown
-    assert verified(imported, capsys)[0] == 1
-
-
 def change(file: Path, *keys: str | int, to: Any) -> None:
     data: Any = json.loads(file.read_text())
     place = data
@@ -254,46 +177,6 @@ def test_mixed_keys_are_found_and_an_alias_is_not_a_mixture(tree: Path, capsys: 
     assert status == 1 and "uses former and present keys together" in shown
 
 
-def test_robustness_by_thresholds_of_other_pools_is_noticed(
-    imported: Path, tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Faithfulness made again from other pools: the robustness beside it was filtered by the old thresholds."""
-    pools = tree / "meta_eval" / "faithfulness" / "results.json"
-    data = body(pools)
-    data["n_2"]["metrics"] = metrics(0.3)
-    put(pools, data)
-    assert main(["meta", "faithfulness", str(pools), "--out", "imported"]) == 0
-    status, shown = verified(imported, capsys)
-    assert status == 1 and "optimal_thresholds.json has changed since robustness in" in shown
-    assert main(["meta", "robustness", str(tree), "--out", "imported"]) == 0
-    assert verified(imported, capsys)[0] == 0
-
-
-def test_a_report_is_checked_down_to_the_files_of_the_attacks(
-    imported: Path, tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", "imported", "--out", "rep"]) == 0
-    status, shown = verified(Path("rep"), capsys)
-    assert status == 0 and "checked: models: 6 in report.json, 6 in the runs" in shown
-    assert "checked: sources: 4 of 4 files behind robustness" in shown
-    file = tree / "meta_eval" / "robustness" / "quant" / "results.json"
-    file.write_text(file.read_text() + "\n")
-    status, shown = verified(Path("rep"), capsys)
-    assert status == 1 and "quant/results.json has changed since robustness" in shown
-
-
-def test_a_report_of_the_tree_itself_is_checked(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made_report(tree, Path("rep"))
-    status, shown = verified(Path("rep"), capsys)
-    assert status == 0 and "checked: sources: 37 files of 6 runs, by sha256" in shown
-    put(tree / "ep10" / "gen_rouge" / "retain" / "summary.json", {"model": "x", "metrics": {"rouge": 0.39}})
-    status, shown = verified(Path("rep"), capsys)
-    assert status == 1 and "gen_rouge/retain/summary.json was not there" in shown
-    (tree / "meta_eval" / "robustness" / "quant" / "results.json").unlink()
-    status, shown = verified(Path("rep"), capsys)
-    assert status == 1 and "robustness/quant/results.json is gone" in shown
-
-
 def pool_runs(place: Path) -> Path:
     for i, knows in enumerate((0.8, 1.0, 0.0, 0.1)):
         side = "knows" if i < 2 else "never"
@@ -321,21 +204,3 @@ def without_digests(run: Path) -> None:
     about = body(run / "manifest.json")
     del about["sha256"], about["root"]
     (run / "manifest.json").write_text(json.dumps(about))
-
-
-def test_damaged_files_are_named(imported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    without_digests(imported)
-    for text, words in (
-        ("{", "is not valid JSON"),
-        ("[]", "must hold a JSON object"),
-        ('{"models": 3}', "is not a method"),
-    ):
-        (imported / "method_results.json").write_text(text)
-        status, shown = verified(imported, capsys)
-        assert status == 1 and words in shown
-    (imported / "meta_eval.json").write_text('{"faithfulness": {}, "robustness": 3}')
-    assert verified(imported, capsys)[0] == 1
-    odd = {"faithfulness": {}, "robustness": {"em": {"relearning": "x", "quantization": [], "agg": 0.5}}, "overall": 3}
-    (imported / "meta_eval.json").write_text(json.dumps({**odd, "metrics": 7, "asked": [1], "data_sources": "x"}))
-    status, shown = verified(imported, capsys)
-    assert status == 1 and "robustness of em is 0.5, its formula gives None" in shown

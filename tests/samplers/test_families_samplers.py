@@ -6,23 +6,18 @@ tokenizer with one word per token (`t017` is token 17); the weights and their co
 
 from __future__ import annotations
 
-import json
 import math
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from family_tools import FACTS, GOLDEN, copy_of
-from vestige.cli import main
-from vestige.collect.denoise import DenoiseCollector
+from family_tools import FACTS, GOLDEN
 from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.models.samplers import sample
-from vestige.report.gather import row_traces
 from vestige.suites.trajectory import read_denoising
-from vestige.types import Prompt, Trace
-from vestige.wants import DenoiseWant, Denoising
+from vestige.types import Prompt
+from vestige.wants import Denoising
 
 MASK = FACTS["mask_token_id"]
 RUNS: list[dict[str, Any]] = FACTS["runs"]
@@ -58,10 +53,6 @@ def windows(run: dict[str, Any], row: int) -> list[list[int]]:
     return [tokens + [MASK] * (length - len(tokens)) for tokens in cut]
 
 
-def of_trace(trace: Trace) -> list[list[int]]:
-    return [*trace.canvas.tolist(), trace.final.tolist()]
-
-
 @pytest.mark.parametrize("run", RUNS, ids=label)
 def test_every_canvas_is_that_of_the_published_code(run: dict[str, Any]) -> None:
     predictor = loaded(run["model"]).diffusion
@@ -81,76 +72,7 @@ def test_every_canvas_is_that_of_the_published_code(run: dict[str, Any]) -> None
     assert [list(one.final) for one in found] == [windows(run, i)[-1] for i in range(len(found))]
 
 
-@pytest.mark.parametrize("run", RUNS, ids=label)
-def test_evidence_holds_the_same_canvases(run: dict[str, Any]) -> None:
-    """What an evaluation collects and stores: the canvas before every pass, and the final one."""
-    from vestige.collect.backend import Cost
-    from vestige.collect.tree import Limits
-
-    predictor = loaded(run["model"]).diffusion
-    assert predictor is not None
-    wants = [DenoiseWant(Prompt(tuple(p)), ((5,),), settings(run)) for p in run["prompts"]]
-    traces: dict[str, Trace] = {}
-    for batch in DenoiseCollector(predictor, Limits(4096, 10**7), Cost()).run(wants):
-        traces |= batch
-    for i, want in enumerate(wants):
-        assert of_trace(traces[want.key]) == windows(run, i)
-
-
-def word_tokenizer(place: Path) -> None:
-    """One word per token, so that a text can say any row of token numbers."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    table = Tokenizer(models.WordLevel({f"t{i:03}": i for i in range(MASK + 1)}, unk_token="t003"))
-    table.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"bos_token": "t001", "eos_token": "t002", "pad_token": "t000"}
-    if "mask_token" in json.loads((place / "tokenizer_config.json").read_text()):  # LLaDA's does not name it
-        special["mask_token"] = f"t{MASK}"
-    fast = PreTrainedTokenizerFast(tokenizer_object=table, **special)
-    for name in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json"):
-        (place / name).unlink(missing_ok=True)
-    fast.save_pretrained(str(place))
-
-
-def spelled(ids: tuple[int, ...]) -> str:
-    return " ".join(f"t{i:03}" for i in ids)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("data")
-    rows = [{"question": spelled(p), "answer": spelled((7, 8 + i))} for i, p in enumerate(PROMPTS)]
-    (place / "forget.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return place
-
-
 # One run of each kind on each family; the golden batch of three where there is one.
-BY_COMMAND = list({(r["model"], r["sampler"], r["params"].get("alg"), r["params"].get("block_size"),
-                    "cfg_scale" in r["params"]): r for r in RUNS}.values())  # fmt: skip
-
-
-@pytest.mark.parametrize("run", BY_COMMAND, ids=label)
-def test_the_command_line_stores_the_published_canvases(run: dict[str, Any], data: Path, tmp_path: Path) -> None:
-    model = copy_of(run["model"], tmp_path)
-    word_tokenizer(model)
-    metric = "eval.tofu_trajectory.metrics.trajectory_metrics"
-    said = {k: "null" if v is None else str(v).lower() for k, v in run["params"].items()}
-    said |= {"sampler": run["sampler"], "trajectory_sample_interval": "1"}
-    words = [f"++{metric}.trajectory_config.sampler_kwargs.{k}={v}" for k, v in said.items()]
-    template = ["++model.template_args.apply_chat_template=false", "++model.template_args.user_end_tag=' '"]
-    out = tmp_path / "out"
-    status = main([
-        "eval", "trajectory-eval", "--model", str(model), "--data", str(data), "--out", str(out), "--quiet",
-        f"{metric}.metrics=[probability]", f"{metric}.trajectory_config.include_views=[full]", *words, *template,
-        "stats.resamples=0",
-    ])  # fmt: skip
-    assert status == 0
-    found = row_traces(out)
-    assert [row.index for row in found] == ["0", "1", "2"]
-    for i, prompt in enumerate(run["prompts"]):
-        assert tuple(prompt) == PROMPTS[i]
-        assert of_trace(found[i].trace) == windows(run, i)
 
 
 @pytest.mark.parametrize("name", ["llada", "llada-gqa", "dream"])

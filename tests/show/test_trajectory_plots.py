@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,14 +70,6 @@ def test_a_panel_each_a_line_each_and_bands() -> None:
     assert labels == [f"{r}, {v}" for r in runs for v in ("whole window", "up to the end token")]
 
 
-def test_chosen_parts_only() -> None:
-    runs = {"one": made_up_result(values=False)}
-    figure = plots.curves(runs, "probability", trajectories=["fixation_end"], views=["eos"], band=None)
-    (axis,) = figure.axes
-    assert len(axis.lines) == 1 and not axis.collections and not figure.legends
-    assert axis.get_xlabel() == "step"
-
-
 def test_one_unit_a_panel() -> None:
     """One run says how many tokens stood at each step and the other does not: both are drawn against the step."""
     figure = plots.curves({"told": made_up_result(), "not": made_up_result(values=False)}, "probability")
@@ -91,14 +82,6 @@ def test_gaps_stay_gaps() -> None:
     result["agg_value"]["full"]["steps"]["probability"][3] = None
     line = plots.curves({"one": result}, "probability").axes[0].lines[0]
     assert np.isnan(line.get_ydata()[3]) and not np.isnan(line.get_ydata()[2])
-
-
-def test_runs_of_different_lengths_and_without_distribution() -> None:
-    short = made_up_result(steps=1)
-    del short["step_distribution"]
-    figure = plots.curves({"long": made_up_result(), "short": short}, "probability", views=["full"])
-    assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [9, 1]
-    assert figure.axes[0].lines[1].get_marker() == "o"  # one step must be seen
 
 
 def test_mistakes() -> None:
@@ -121,17 +104,3 @@ def test_heat_map_shows_probabilities_and_decisions() -> None:
     assert marked == {(int(f), p) for p, f in enumerate(trace.fixed) if f >= 0}
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     assert told == ["decided: the true token", "decided: another token", "decided: no true token there"]
-
-
-def test_heat_map_cut_to_a_view() -> None:
-    assert plots.heat_map(made_up_trace(), length=5).axes[0].images[0].get_array().shape == (5, 16)
-    with pytest.raises(UserError, match="nothing to draw"):
-        plots.heat_map(made_up_trace(), length=0)
-
-
-def test_saving(tmp_path: Path) -> None:
-    figure = plots.heat_map(made_up_trace(), tokens=["$x_1$", " ", "\n"])
-    out = plots.save(figure, tmp_path / "deep" / "map.png")
-    assert out.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UserError, match="pictures can end in"):
-        plots.save(figure, tmp_path / "map.docx")

@@ -12,11 +12,10 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args
 from vestige.cli import main
-from vestige.errors import UserError
 from vestige.metrics.dialects import get_dialect
 from vestige.suites import handlers as _register  # noqa: F401
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
-from vestige.suites.spec import MetricSpec, read_suite
+from vestige.suites.spec import MetricSpec
 from vestige.types import Example, Prompt, Rows, Score, Target, TokenStats, stats
 
 
@@ -56,19 +55,6 @@ def test_an_empty_answer_is_counted_and_named_never_scored(handler: str) -> None
     assert with_it.value_by_index["1"] == (without.value_by_index or {})["1"]
 
 
-def test_the_peers_stand_ins_for_empty_answers() -> None:
-    """open-unlearning scores an answer without tokens 0 in extraction strength and null in exact memorisation."""
-    one_token = example(3, 5)  # its only label is the end token, which that dialect drops
-    assert one_token.target is not None
-    answers = {**GOOD, one_token.target.key: stats(hit=[1])}
-    data = rows((A,), (one_token,))
-    strength = score("extraction_strength", data, answers, "open-unlearning")
-    assert (strength.value_by_index or {})["3"] == {"score": 0.0}
-    memory = score("exact_memorization", data, answers, "open-unlearning")
-    assert (memory.value_by_index or {})["3"]["score"] is None
-    assert score("exact_memorization", data, answers).agg_value == 1.0  # strict counts the token
-
-
 def test_a_broken_model_has_no_mean() -> None:
     nan = stats(logprob=[np.nan, -1.0])
     got = score("probability", rows((A,), (B,)), {**GOOD, B.target.key: nan})  # type: ignore[union-attr]
@@ -76,57 +62,6 @@ def test_a_broken_model_has_no_mean() -> None:
     assert "NaN" in got.reason
     assert "1 of 2 rows" in got.reason
     assert (got.value_by_index or {})["0"]["prob"] is not None
-
-
-def test_ragged_answers_keep_all_of_them() -> None:
-    c = example(1, 8, 9)
-    data = rows((A, example(0, 8, 9)), (c,), many=True)
-    got = score("probability", data, GOOD)
-    assert [len(v["prob"]) for v in (got.value_by_index or {}).values()] == [2, 1]
-    means = [np.mean(v["prob"]) for v in (got.value_by_index or {}).values()]
-    assert got.agg_value == pytest.approx(np.mean(means))
-
-
-def test_one_null_does_not_move_its_neighbours() -> None:
-    right = Score(0.5, {"0": {"avg_loss": 1.0}, "1": {"avg_loss": None, "reason": "gone"}, "2": {"avg_loss": 2.0}})
-    wrong = Score(0.5, {i: {"avg_loss": [3.0, 4.0]} for i in ("0", "1", "2")})
-    spec = MetricSpec("r", "truth_ratio", parents={"correct": "c", "wrong": "w"})
-    got = HANDLERS["truth_ratio"].score(
-        Inputs(spec, get_dialect("strict"), {}, Evidence(), {"correct": right, "wrong": wrong})
-    )
-    values = got.value_by_index or {}
-    assert values["1"] == {"score": None, "reason": "gone"}
-    assert values["2"]["score"] == pytest.approx(np.exp(-3.5) / (np.exp(-2.0) + 1e-10))
-
-
-class _Shelf:
-    def __init__(self, **metrics: Any) -> None:
-        self.metrics = metrics
-
-    def metric(self, name: str) -> Any:
-        return self.metrics.get(name)
-
-    def dataset(self, name: str) -> Any:
-        return None
-
-    def metric_names(self) -> list[str]:
-        return list(self.metrics)
-
-
-def test_suites_order_parents_first_and_refuse_loops() -> None:
-    shelf = _Shelf(
-        a={"handler": "hm_aggregate", "pre_compute": {"b": {}, "c": {}}},
-        b={"handler": "hm_aggregate", "pre_compute": {"c": {"access_key": "x"}}},
-        c={"handler": "loss", "datasets": {"d": {"handler": "QADataset"}}},
-    )
-    suite = read_suite("mine", {"metrics": ["a"]}, shelf)
-    assert list(suite.metrics) == ["c", "b", "a"]
-    assert suite.metrics["b"].parents == {"x": "c"}
-    shelf.metrics["c"] = {"handler": "hm_aggregate", "pre_compute": {"a": {}}}
-    with pytest.raises(UserError, match="depends on itself: a -> b -> c -> a"):
-        read_suite("mine", {"metrics": ["a"]}, shelf)
-    with pytest.raises(UserError, match=r"Unknown metric handler 'los'\. Did you mean 'loss'"):
-        read_suite("mine", {"metrics": {"z": {"handler": "los"}}}, shelf)
 
 
 @pytest.fixture(scope="module")

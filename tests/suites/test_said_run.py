@@ -12,13 +12,10 @@ import pytest
 
 from conftest import LAB
 from vestige.cli import main
-from vestige.metrics.dialects import get_dialect
-from vestige.metrics.secrets_said import repetition, secret_of
+from vestige.metrics.secrets_said import secret_of
 from vestige.runs.files import load_rows
 from vestige.suites import handlers as _register  # noqa: F401
-from vestige.suites.registry import HANDLERS, Evidence, Inputs
-from vestige.suites.spec import MetricSpec
-from vestige.types import Example, Prompt, Rows, Score, Text
+from vestige.types import Text
 from vestige.wants import Decoding, Request
 
 FULL, RETAIN = (LAB / "models" / name for name in ("full", "retain"))
@@ -55,13 +52,6 @@ def test_secrets_are_counted_in_the_texts_of_rouge(run: Path) -> None:
     assert said["agg_value"] == pytest.approx(sum(known) / len(known))
 
 
-def test_repetition_is_that_of_the_texts(run: Path) -> None:
-    found = results(run)
-    rows = found["forget_repetition"]["value_by_index"]
-    for i, entry in found["forget_ROUGE"]["value_by_index"].items():
-        assert rows[i]["score"] == repetition(entry["generation"])
-
-
 def test_what_was_said_is_as_likely_as_transformers_says(run: Path) -> None:
     """Each text under the other model, one plain forward pass at a time."""
     import torch
@@ -92,29 +82,3 @@ def test_scored_again_from_evidence_alone(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, again)
     assert main(["score", str(again)]) == 0
     assert results(again) == before
-
-
-# ---- on made-up evidence ------------------------------------------------------------------------------------------
-
-
-DECODING = Decoding()
-
-
-def scored(handler: str, texts: dict[int, Text], facts: tuple[dict[str, Any], ...] = (), **more: Any) -> Score:
-    rows = tuple((Example(str(i), None, Prompt((1, i)), ""),) for i in texts)
-    keys = {Request(Prompt((1, i)), DECODING).key: text for i, text in texts.items()}
-    evidence = Evidence(texts=keys, **more.pop("evidence", {}))
-    spec = MetricSpec("mine", handler, params=more)
-    return HANDLERS[handler].score(
-        Inputs(spec, get_dialect("strict"), {"x": Rows("mine", rows, False, facts=facts)}, evidence)
-    )
-
-
-def test_rows_without_a_secret_are_left_out_and_counted() -> None:
-    facts = ({"entity": "Oslo"}, {"entity": "Rome"}, {"question": "Why?", "answer": ""})
-    texts = {0: Text((5,), "In Oslo."), 1: Text((5,), "In Lima."), 2: Text((5,), "Oslo")}
-    found = scored("secrets_said", texts, facts)
-    assert (found.agg_value, found.extra) == (0.5, {"with_secret": 2, "count": 1})
-    assert found.value_by_index is not None and "no secret" in found.value_by_index["2"]["reason"]
-    none = scored("secrets_said", texts)  # a run of an older version
-    assert none.agg_value is None and "none of 3 rows has a secret" in none.reason

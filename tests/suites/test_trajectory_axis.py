@@ -18,9 +18,8 @@ from vestige.engine.config import make_config
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.scores import Reference
 from vestige.runs.run import read_manifest
-from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
-from vestige.suites.registry import HANDLERS, Inputs, handler
-from vestige.types import BAD_LOGITS, Score, Trace
+from vestige.suites.registry import HANDLERS, Inputs
+from vestige.types import BAD_LOGITS, Trace
 
 DATA = Path(__file__).parents[1] / "golden" / "lab" / "data"
 KEY = "eval.tofu_trajectory.metrics.trajectory_metrics"
@@ -155,34 +154,3 @@ def test_all_steps_at_once_say_what_single_steps_say(
         assert same(together[part], apart[part]), part
     if passes:
         assert BAD_LOGITS in json.dumps(together) or None in together["agg_value"]["full"]["steps"]["probability"]
-
-
-@pytest.fixture
-def plain_loss() -> None:
-    """A plug-in's handler in the form of docs/plugins.md: it knows one state of a model, not an axis."""
-
-    @handler("plain_loss", wants_answers)
-    def plain_loss(inputs: Inputs) -> Score:
-        def compute(t: Any) -> dict[str, float]:
-            assert t.logprob.ndim == 1
-            return {"score": -t.logprob.mean(dtype=float)}
-
-        found = mean_score(by_index(inputs.rows, one_stat(inputs, compute)), "score")
-        assert isinstance(found, Score)
-        return found
-
-
-@pytest.mark.usefixtures("plain_loss")
-def test_a_handler_that_knows_no_axis_is_called_at_each_step(bert: Path, tmp_path: Path) -> None:
-    """It may be a parent of one that does, too."""
-    calls: Counter[str] = Counter()
-    counted(calls)
-    relative = "{handler:rel_diff,pre_compute:{%s:{access_key:forget}}}"
-    metrics = "{loss:{},plain_loss:{},ours:" + relative % "loss" + ",theirs:" + relative % "plain_loss" + "}"
-    found = run(bert, tmp_path / "run", metrics)
-    assert calls["plain_loss"] == PLACES * STEPS and calls["theirs"] == calls["loss"] == PLACES
-    for along in found["agg_value"].values():
-        for curves in along.values():
-            assert curves["plain_loss"] == pytest.approx(curves["loss"], rel=1e-12)
-            assert curves["theirs"] == pytest.approx(curves["ours"], rel=1e-9)
-            assert len(set(curves["ours"])) > 1

@@ -78,12 +78,3 @@ def test_nested_parents_and_the_reference_follow(bert: Path, tmp_path: Path) -> 
     assert second["agg_value"]["full"]["steps"]["ks_test"] == [1.0] * 3
     own, suites = (second["reference_by_step"]["full"]["steps"][m] for m in (ours.name, "forget_truth_ratio"))
     assert own != suites
-
-
-def test_what_is_said_of_a_child_holds_where_it_is_a_parent() -> None:
-    for order in (
-        "forget_quality:{},forget_truth_ratio:{aggregator:prob_mean}",
-        "forget_truth_ratio:{aggregator:prob_mean},forget_quality:{}",
-    ):
-        children = spec("{" + order + "}")
-        assert children.metrics["forget_truth_ratio"].params["aggregator"] == "prob_mean"

@@ -135,28 +135,6 @@ def test_a_sweep_does_not_attack_the_full_model(tmp_path: Path, capsys: pytest.C
     assert (status, ran) == (0, ["tofu/full+quantise"]) and "not attacked" not in said
 
 
-def test_the_depth_suites_full_model_is_spared_by_any_name(tmp_path: Path) -> None:
-    from vestige.sweep.plan import read_plan
-    from vestige.sweep.tasks import make_tasks
-
-    depth = {"full": "start", "data": f"{DATA}/forget.jsonl", "limit": 2, "resamples": 0}
-    models = {"start": FULL, "unlearned": UNLEARNED, "retain": RETAIN}
-    plan = read_plan(write_plan(tmp_path, models=models, suites={**SUITES, "depth": depth}, attacks=["relearn"]))
-    ids = [t.id for t in make_tasks(plan)]
-    assert "attack/relearn/unlearned" in ids and not [i for i in ids if "relearn" in i and "start" in i]
-
-
-@pytest.mark.parametrize(
-    ("models", "needle"),
-    [({"full": FULL}, "no model to attack"), ({"full": {"path": FULL, "attack": "yes"}}, "must be true or false")],
-)
-def test_mistakes_about_whom_to_attack(
-    models: dict[str, Any], needle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, _, said = sweep(tmp_path, capsys, models=models, retain=None, attacks=["quantise"])
-    assert status == 2 and needle in said
-
-
 def test_a_sweep_records_attacks_and_knows_their_compute_type(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,31 +158,3 @@ def test_a_sweep_records_attacks_and_knows_their_compute_type(
     bad = {"quantise": {"bits": 8, "compute_dtype": "float32"}}
     status, _, said = sweep(tmp_path, capsys, attacks=[bad], **how)
     assert status == 2 and "quantization is 8bit" in said
-
-
-def test_a_kept_copy_of_a_sweep_says_how_it_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    how: dict[str, Any] = {"models": {"unlearned": UNLEARNED}, "retain": None, "keep_attacked": True}
-    assert sweep(tmp_path, capsys, attacks=[{"prune": {"share": 0.2}}], **how)[0] == 0
-    record = read(tmp_path / "sweep" / "attacked" / "prune" / "unlearned" / "checkpoint" / "attack.json")
-    assert record["settings"]["share"] == 0.2 and record["versions"]["torch"]
-
-
-def test_depth_says_what_4bit_layers_multiply_in(tmp_path: Path) -> None:
-    words = [
-        "depth",
-        "--unlearned",
-        UNLEARNED,
-        "--full",
-        FULL,
-        "--retain-model",
-        RETAIN,
-        "--forget",
-        f"{DATA}/forget.jsonl",
-    ]
-    words += ["--limit", "2", "--quiet", "--quantization", "4bit", "--out", str(tmp_path), "resamples=0"]
-    assert main(words) == 0
-    first = read(tmp_path / "summary.json")
-    assert first["compute_dtype"] == "bfloat16"
-    assert main([*words, "--compute-dtype", "float32"]) == 0
-    second = read(tmp_path / "summary.json")
-    assert second["compute_dtype"] == "float32" and second["avg_unclipped"] != first["avg_unclipped"]

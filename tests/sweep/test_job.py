@@ -14,7 +14,6 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.sweep.job import check, read_settings, render, to_yaml
@@ -26,30 +25,6 @@ AWKWARD = ["eval", "tofu", "--model", "a b", "x='q'", 'y="r"', "$(HOME)", "$HOME
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main(["job", *words]) == 0
     return dict(yaml.safe_load(capsys.readouterr().out))
-
-
-def expanded(word: str, env: dict[str, str]) -> str:
-    """What the kubelet makes of an argument: $$ is a dollar, $(NAME) a variable if there is one of that name."""
-    out, at = "", 0
-    while at < len(word):
-        if word[at] != "$" or at + 1 == len(word):
-            out, at = out + word[at], at + 1
-        elif word[at + 1] == "$":
-            out, at = out + "$", at + 2
-        elif word[at + 1] == "(" and ")" in word[at:]:
-            end = word.index(")", at)
-            out, at = out + env.get(word[at + 2 : end], word[at : end + 1]), end + 1
-        else:
-            out, at = out + word[at : at + 2], at + 2
-    return out
-
-
-def test_a_job_validates_and_carries_its_command_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
-    body = printed(capsys, "--set", "gpu.type=A100-40", "--set", "env.HOME=/h", "--dry-run", "--", *AWKWARD)
-    kubernetes_validate.validate(body, kubernetes_validate.latest_version(), strict=True)
-    container = body["spec"]["template"]["spec"]["containers"][0]
-    assert container["command"] == ["vestige"]
-    assert [expanded(word, {"HOME": "/h"}) for word in container["args"]] == AWKWARD
 
 
 BESIDE = ["--set", "server.model=ORG/MODEL", "--set", "gpu.type=A100-40", "--dry-run", "--"]
@@ -83,42 +58,6 @@ def test_a_command_that_names_its_server_keeps_it(capsys: pytest.CaptureFixture[
     assert job["spec"]["template"]["spec"]["containers"][0]["args"] == words
 
 
-@one_test(
-    ("words", "needle"),
-    [
-        ([*BESIDE, "sweep", "plan.yaml"], "--kind job"),
-        ([*BESIDE, "depth", "M"], "does not ask a server"),
-        (["--set", "server.port=0", *BESIDE, "eval", "tofu"], "server.port"),
-        (["--set", "server.args=--tp", *BESIDE, "eval", "tofu"], "must be a list of words"),
-    ],
-)
-def test_servers_that_cannot_be_beside_a_command_are_refused(
-    words: list[str], needle: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["job", *words]) == 2
-    assert needle in capsys.readouterr().err
-
-
-# The trajectory guide's command, with our program's name in the place of theirs.
-GUIDE = ["eval", "trajectory-eval", "--model", "GSAI-ML/LLaDA-8B-Instruct", "--benchmark", "tofu"]
-
-
-@pytest.mark.parametrize("before", [["trajectory-eval", "--set", "gpu.type=A100-40"],
-                                    ["--set", "gpu.type=A100-40", "trajectory-eval"]])  # fmt: skip
-def test_the_guides_job_command_works(before: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    body = printed(capsys, *before, "--dry-run", "--", "vestige", *GUIDE)
-    kubernetes_validate.validate(body, kubernetes_validate.latest_version(), strict=True)
-    assert body["metadata"]["name"] == "trajectory-eval"
-    pod = body["spec"]["template"]["spec"]
-    assert (pod["containers"][0]["command"], pod["containers"][0]["args"]) == (["vestige"], GUIDE)
-    assert "NVIDIA-A100-SXM4-40GB" in str(pod["affinity"])
-
-
-def test_a_job_is_the_same_with_and_without_the_word_vestige(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in (["eval", "tofu"], ["sweep", "plan.yaml"]):
-        assert printed(capsys, "--dry-run", "--", "vestige", *verb) == printed(capsys, "--dry-run", "--", *verb)
-
-
 def test_a_ray_job_carries_its_command_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     body = printed(capsys, "--kind", "rayjob", "--dry-run", "--", *AWKWARD)
     check_ray_job(body)
@@ -138,23 +77,6 @@ def test_a_sweep_is_a_ray_job_on_the_cluster_it_gets(capsys: pytest.CaptureFixtu
     for group in (cluster["headGroupSpec"], workers):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": group["template"]["spec"]}
         kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
-
-
-def test_settings_reach_the_manifest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text(
-        "image: registry/vestige:1\nretries: 5\nsaves: {claim: mine}\nenv: {HF_TOKEN_PATH: /t, DEBUG: true}\n"
-    )
-    more = ["--set", "gpu.type=My-Card", "--set", "cache.claim=null", "--set", "name=npo", "--set", "namespace=lab"]
-    body = printed(capsys, "--file", str(file), *more, "--dry-run", "--", "eval", "tofu")
-    pod = body["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-    assert (body["metadata"]["name"], body["metadata"]["namespace"], body["spec"]["backoffLimit"]) == ("npo", "lab", 5)
-    assert container["image"] == "registry/vestige:1"
-    assert [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"]] == ["mine"]
-    assert {"name": "DEBUG", "value": "true"} in container["env"]
-    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert terms[0]["matchExpressions"][0]["values"] == ["My-Card"]
 
 
 def check_ray_job(body: dict[str, Any]) -> None:
@@ -189,33 +111,6 @@ def test_the_schema_catches_what_we_would_not() -> None:
     body["spec"]["template"]["spec"]["containers"][0]["imagePullPolicies"] = "Always"
     with pytest.raises(UserError, match="imagePullPolicies"):
         check(body)
-
-
-@one_test(
-    ("words", "needle"),
-    [
-        (["--dry-run"], "command"),
-        (["--dry-run", "--", "vestige"], "command"),
-        (["--dry-run", "--", "vestige", "--model"], "is not a command"),
-        (["Not_OK", "--dry-run", "--", "eval"], "job name"),
-        (["one", "two", "--dry-run", "--", "eval"], "'two'"),
-        (["one", "--set", "name=two", "--dry-run", "--", "eval"], "named twice"),
-        (["--dry-run", "--", "--model"], "is not a command"),
-        (["--set", "gpu.typ=A100", "--", "eval"], "gpu.type"),
-        (["--set", "gpu", "--", "eval"], "KEY=VALUE"),
-        (["--set", "gpu=A100", "--", "eval"], "has parts"),
-        (["--set", "image.tag=1", "--", "eval"], "takes one value"),
-        (["--set", "name=Not_OK", "--", "eval"], "job name"),
-        (["--set", "retries=-1", "--", "eval"], "at least 0"),
-        (["--set", "keep_seconds=-1", "--", "eval"], "at least 0"),
-        (["--set", "name=2nd", "--", "sweep", "p"], "letter"),
-        (["--set", "ray.workers=0", "--", "sweep", "p"], "at least 1"),
-        (["--file", "nowhere.yaml", "--", "eval"], "cannot be read"),
-    ],
-)
-def test_mistakes_are_one_sentence(words: list[str], needle: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["job", *words]) == 2
-    assert needle in capsys.readouterr().err
 
 
 def fake_kubectl(place: Path, script: str) -> None:

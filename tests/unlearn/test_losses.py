@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from random import Random
 
@@ -14,19 +13,15 @@ from transformers import LlamaForCausalLM
 from unlearn_tools import FORGET, RETAIN, small_model
 from vestige.errors import UserError
 from vestige.unlearn import losses
-from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.loop import Training, unlearn
 from vestige.unlearn.methods import (
     METHODS,
     Step,
     align_labels,
     align_logits,
     layer_of,
-    method_key,
     record_outputs,
-    split_knobs,
 )
-from vestige.unlearn.objectives import MaskedDiffusion, collate, logits_of
+from vestige.unlearn.objectives import MaskedDiffusion, collate
 
 RNG = np.random.default_rng(0)
 LOGITS, TEACHER = RNG.normal(size=(2, 4, 5)), RNG.normal(size=(2, 4, 5))
@@ -72,11 +67,6 @@ def test_sequence_nll_sums_the_labels() -> None:
     np.testing.assert_allclose(losses.sequence_nll(*causal()).numpy(), nll_by_hand().sum(-1), rtol=1e-6)
 
 
-def test_cross_entropy_is_the_mean_over_tokens_not_over_rows() -> None:
-    expected = nll_by_hand().sum() / len(labelled())
-    assert float(losses.cross_entropy(*causal())) == pytest.approx(expected, rel=1e-6)
-
-
 def test_cross_entropy_equals_the_loss_of_transformers(model: LlamaForCausalLM) -> None:
     batch = collate(FORGET, pad_id=0)
     model.requires_grad_(False)
@@ -96,21 +86,6 @@ def test_npo() -> None:
     expected = gamma * -2 / beta * sigmoid_log(beta * (nll - reference)).mean() + alpha * RETAIN_LOSS
     got = losses.npo(tensor(nll), tensor(reference), tensor(RETAIN_LOSS), beta, gamma, alpha)
     assert float(got) == pytest.approx(expected, rel=1e-6)
-
-
-def test_npo_of_the_reference_itself_is_a_constant(model: LlamaForCausalLM) -> None:
-    batch = collate(FORGET, pad_id=0)
-    loss = METHODS["npo"].loss(Step(model, batch, batch, copy.deepcopy(model)), alpha=0.0)
-    assert float(loss.detach()) == pytest.approx(2 / 0.1 * math.log(2), rel=1e-5)
-
-
-def test_npo_pushes_less_the_more_is_forgotten() -> None:
-    near, far = torch.tensor([1.0], requires_grad=True), torch.tensor([100.0], requires_grad=True)
-    for nll in (near, far):
-        losses.npo(nll, tensor([1.0]), tensor(0.0)).backward()
-    assert near.grad is not None and far.grad is not None
-    assert near.grad.item() == pytest.approx(-1.0)  # ascent on the summed loss, exactly
-    assert abs(far.grad.item()) < 1e-3
 
 
 def test_simnpo() -> None:
@@ -215,13 +190,6 @@ def test_divergence() -> None:
     assert float(losses.divergence(tensor(LOGITS), tensor(TEACHER))) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_step_reads_causal_logits_one_place_ahead(model: LlamaForCausalLM) -> None:
-    batch = collate(FORGET, 0)
-    logits, labels = align_logits(logits_of(model, batch), batch)
-    nll = losses.placed_nll(logits, labels)
-    assert torch.allclose(nll.sum(-1), losses.sequence_nll(logits_of(model, batch), batch.labels))
-
-
 def test_a_step_reads_masked_logits_where_labels_are() -> None:
     """They are made at labelled places only; the first token of each row can still be left out."""
     batch = MaskedDiffusion(3, 2).collate(FORGET, 0, Random(0))
@@ -235,12 +203,6 @@ def test_a_step_reads_masked_logits_where_labels_are() -> None:
     assert int((left == losses.IGNORE).sum()) == len(FORGET)
 
 
-def test_kl_of_the_reference_itself_is_zero(model: LlamaForCausalLM) -> None:
-    batch = collate(FORGET, 0)
-    same = Step(model, batch, batch, copy.deepcopy(model), retain_loss_type="KL")
-    assert float(same.retain_loss.detach()) == pytest.approx(0.0, abs=1e-6)
-
-
 def test_rmu_steers_the_layer_it_names(model: LlamaForCausalLM) -> None:
     assert layer_of(model) is model.model.layers[1]  # the middle of a shallow model
     assert layer_of(model, r"model\.layers\.2") is model.model.layers[2]
@@ -251,27 +213,3 @@ def test_rmu_steers_the_layer_it_names(model: LlamaForCausalLM) -> None:
     assert torch.equal(seen[-1], states[2])
     with pytest.raises(UserError, match=r"fits 0 modules.*layers\.0 to model\.layers\.2"):
         layer_of(model, r"model\.layers\.7")
-
-
-def test_rmu_moves_forget_states_and_spares_retain_states(model: LlamaForCausalLM) -> None:
-    torch.manual_seed(0)
-    step = Step(model, collate(FORGET, 0), collate(RETAIN, 0), copy.deepcopy(model))
-    first = METHODS["rmu"].loss(step, steering_coeff=4.0, alpha=0.0)
-    assert float(step.memory["direction"].norm()) == pytest.approx(1.0, rel=1e-5)
-    assert float(METHODS["rmu"].loss(step, gamma=0.0).detach()) == pytest.approx(
-        0.0, abs=1e-10
-    )  # nothing has moved yet
-    lesson = Lesson(FORGET, "rmu", {"steering_coeff": 4.0}, RETAIN)
-    history = unlearn(model, lesson, Training(epochs=20, lr=1e-2))
-    assert history[-1] < history[0] / 2 and float(first.detach()) > 0
-
-
-def test_both_spellings_and_mistakes() -> None:
-    names = ["GradAscent", "GradDiff", "NPO", "SimNPO", "DPO", "RMU", "UNDIAL", "CEU", "SatImp", "WGA", "PDU", "MDU"]
-    assert [method_key(name) for name in names] == list(METHODS)
-    assert split_knobs("NPO", {"beta": 0.3, "retain_loss_type": "KL"}) == ({"beta": 0.3}, "KL")
-    with pytest.raises(UserError, match="beta"):
-        split_knobs("NPO", {"betta": 0.3})
-    with pytest.raises(UserError, match="NLL"):
-        split_knobs("NPO", {"retain_loss_type": "MSE"})
-    assert METHODS["simnpo"].knobs == {"beta": 4.5, "delta": 0.0, "gamma": 0.125, "alpha": 1.0}

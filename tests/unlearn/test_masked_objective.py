@@ -14,15 +14,12 @@ from transformers import BertConfig, BertForMaskedLM
 
 from vestige.errors import UserError
 from vestige.unlearn import losses
-from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.loop import Training, finetune, unlearn
 from vestige.unlearn.methods import METHODS, Step
 from vestige.unlearn.objectives import ChatRow, MaskedDiffusion, hidden_counts
 
 PAD, EOS, MASK, WINDOW = 0, 2, 19, 6
 OBJECTIVE = MaskedDiffusion(MASK, EOS, WINDOW)
 FORGET = [ChatRow((1, 5, 6, 7, 2), 2), ChatRow((1, 8, 9, 2), 2), ChatRow((1, 4, 10, 11, 2), 3)]
-RETAIN = [ChatRow((1, 12, 13, 14, 2), 2), ChatRow((1, 15, 16, 2), 2)]
 
 
 @pytest.fixture
@@ -46,11 +43,6 @@ def model() -> BertForMaskedLM:
 def batches(rows: list[ChatRow], count: int = 20):
     noise = Random("test")
     return [OBJECTIVE.collate(rows, PAD, noise) for _ in range(count)]
-
-
-def loss_on(model: BertForMaskedLM, rows: list[ChatRow]) -> float:
-    with torch.no_grad():
-        return float(np.mean([float(OBJECTIVE.loss(OBJECTIVE.logits(model, b), b)) for b in batches(rows)]))
 
 
 def test_masked_losses_by_hand():
@@ -131,38 +123,7 @@ def test_logits_are_made_for_trained_tokens_only(model):
     assert seen == [int(trained.sum())] and torch.allclose(narrow, whole[trained], atol=1e-6)
 
 
-@pytest.mark.processors
-def test_a_masked_model_learns_an_answer_and_its_end(model):
-    rows = FORGET + RETAIN
-    finetune(model, rows, Training(epochs=250, lr=1e-2), objective=OBJECTIVE)
-    assert loss_on(model, rows) < 0.2
-    row = rows[0]
-    canvas = torch.tensor([[*row.ids[: row.start], *[MASK] * WINDOW]])
-    said = model(input_ids=canvas).logits[0, row.start :].argmax(-1).tolist()
-    assert said == [*row.ids[row.start :], *[EOS] * 3]
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_raises_the_masked_forget_loss(model, method):
-    finetune(model, FORGET + RETAIN, Training(epochs=100, lr=1e-2), objective=OBJECTIVE)
-    before = loss_on(model, FORGET)
-    knobs = {"alpha": 0.1} if METHODS[method].needs_retain else {}
-    others = (RETAIN * len(FORGET))[: len(FORGET)] if METHODS[method].needs_alternate else ()
-    lesson = Lesson(FORGET, method, knobs, RETAIN, others)
-    unlearn(model, lesson, Training(epochs=5, lr=3e-3), objective=OBJECTIVE)
-    assert loss_on(model, FORGET) > before
-
-
 def test_npo_compares_both_models_on_the_same_hidden_tokens(model):
     [batch] = batches(FORGET, 1)
     loss = METHODS["npo"].loss(Step(model, batch, batch, copy.deepcopy(model), OBJECTIVE), alpha=0.0)
     assert float(loss.detach()) == pytest.approx(2 / 0.1 * math.log(2), rel=1e-5)
-
-
-@pytest.mark.processors
-def test_the_same_seed_gives_the_same_weights(model):
-    twin, other = copy.deepcopy(model), copy.deepcopy(model)
-    for copied, seed in ((model, 0), (twin, 0), (other, 1)):
-        finetune(copied, FORGET, Training(epochs=3, lr=1e-2, seed=seed), objective=OBJECTIVE)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +28,6 @@ def plain_score(moment: RunMoment) -> float | None:
 
 
 # ---- training is untouched ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.processors
-def test_twenty_steps_end_in_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With dropout, warm-up and a shuffled order; texts are generated and an attack is tried on the way."""
-    metrics = [PROB, "forget_Q_A_ROUGE", "mia_loss"]
-    ends, took = [], []
-    callback = vestige.Callback("tofu", every=8, **{**QUICK, "metrics": metrics})
-    for callbacks in ([], [callback]):
-        trainer = trainer_of(tmp_path, callbacks, max_steps=20)
-        start = time.perf_counter()
-        trainer.train()
-        took.append(time.perf_counter() - start)
-        ends.append(weights(trainer.model))
-    assert same(*ends)
-    assert [look.step for look in callback.looks] == [0, 8, 16, 20]
-    looked = sum(look.seconds for look in callback.looks)
-    with capsys.disabled():
-        print(f"\n20 steps {took[0]:.1f} s; with 4 looks {took[1]:.1f} s, of which {looked:.1f} s were the looks")
-    # The numbers are those of the same weights in a file.
-    trainer.save_model(str(tmp_path / "end"))
-    said = {k: v for k, v in QUICK.items() if k != "on_error"}
-    again = vestige.evaluate(tmp_path / "end", tokenizer=LAB / "models" / "full", **{**said, "metrics": metrics})
-    assert callback.looks[-1].values == pytest.approx(again.summary, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["checkpointing", "bf16", "lora", "four bit"])
@@ -255,16 +230,6 @@ def test_mistakes_are_refused_before_training(said: dict[str, Any], words: str, 
     with pytest.raises(vestige.UserError, match=words):
         trainer_of(tmp_path, [vestige.Callback("tofu", **{**QUICK, **said})]).train()
     assert not list(tmp_path.rglob("*.safetensors"))
-
-
-def test_looks_by_tokens_and_by_the_trainers_own_evaluations(tmp_path: Path) -> None:
-    by_tokens = vestige.Callback("tofu", every="never", at_tokens=[1, 70], at_start=False, **QUICK)
-    more = {"include_num_input_tokens_seen": True}
-    trainer_of(tmp_path / "a", [by_tokens], **more).train()
-    assert len(by_tokens.looks) == 2 and by_tokens.looks[0].step == 1
-    by_eval = vestige.Callback("tofu", every="eval", at_start=False, **QUICK)
-    trainer_of(tmp_path / "b", [by_eval], eval_strategy="steps", eval_steps=3).train()
-    assert [look.step for look in by_eval.looks] == [3, 4]  # transformers evaluates after the last step, too
 
 
 def test_evidence_is_kept_by_a_rule(tmp_path: Path) -> None:

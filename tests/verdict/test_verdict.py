@@ -135,10 +135,6 @@ def test_texts_in_circles_are_damage_whatever_utility_says() -> None:
     assert verdict(replace(WHOLE, fluency=[rep]))["parts"]["damage"]["fluency"] == 0.7
 
 
-def test_abilities_that_were_not_measured_or_not_decided_take_forgotten_away() -> None:
-    assert word(replace(WHOLE, utility=None)) == "looks_forgotten" == word(replace(WHOLE, utility=utility(0.82, 0.1)))
-
-
 def test_too_few_rows_cannot_tell_and_say_how_many_would() -> None:
     facts = AuditFacts([measure("says", 0.05, 0.3), measure("likely", 0.1, 0.3)], has_retain=True, has_full=True)
     found = verdict(facts)
@@ -185,10 +181,6 @@ def test_teaching_without_a_control_proves_nothing() -> None:
     assert word(replace(WHOLE, attacks=[curve(0.02, True), curve(0.9, False, controlled=False)])) == "not_forgotten"
 
 
-def test_learning_more_slowly_than_the_control_is_not_held_against_it() -> None:
-    assert word(changed(WHOLE, "teach", -0.5)) == "forgotten"
-
-
 # ---- statistics ---------------------------------------------------------------------------------------------------
 
 
@@ -233,15 +225,6 @@ def test_what_would_have_been_detected_is_detected_as_often_as_promised() -> Non
     assert 0.76 < np.mean(seen) < 0.84
     power = verdict(WHOLE)["power"]
     assert power["share"] == pytest.approx(share) and power["secrets"] is None and "80 %" in power["text"]
-
-
-def test_secrets_are_counted_and_their_power_is_told() -> None:
-    said = measure("says", 0.0, secrets=True)
-    facts = replace(WHOLE, measures=[*WHOLE.measures, said], secrets=SecretCounts(40, 38, 1, 0.0, 0.1, 0, 37))
-    found = verdict(facts)
-    assert found["secrets"]["text"] == "Still says 1 of 38 secrets" and found["secrets"]["full"] == 37
-    assert 0.04 < found["power"]["secrets"] < 0.5
-    assert {e["panel"] for e in found["evidence"] if e["metric"] == said.metric} == {"says", "secrets"}
 
 
 def test_several_retain_runs_widen_the_margin_and_one_is_a_limit() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vestige.cli import main
-from vestige.meta.verdict import WORDS, bench_json, facts_json, read_bench
+from vestige.meta.verdict import WORDS, bench_json, read_bench
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
@@ -37,22 +37,11 @@ def test_outputs_alone_never_prove_that_anything_was_forgotten(bench):
     assert {row["outputs"] for row in bench["models"]} <= set(WORDS) - {"forgotten"}
 
 
-def test_facts_survive_their_file(models, tmp_path):
-    file = tmp_path / "facts.json"
-    file.write_text(json.dumps(facts_json(models[:5])))
-    assert bench_json(read_bench(file)) == bench_json(models[:5])
-
-
 def test_meta_verdict_prints_the_table(tmp_path, capsys):
     assert main(["meta", "verdict", str(STORED), "--out", str(tmp_path / "meta")]) == 0
     said = capsys.readouterr().out
     assert "With all tests" in said and "With outputs only" in said and "never knew" in said
     assert json.loads((tmp_path / "meta" / "verdict_bench.json").read_text())["table"]["models"] > 0
-
-
-def test_a_folder_without_truth_is_told(tmp_path, capsys):
-    assert main(["meta", "verdict", str(tmp_path), "--out", str(tmp_path / "meta")]) == 2
-    assert "truth.json" in capsys.readouterr().err
 
 
 def test_what_is_hidden_comes_back_faster_than_a_stranger_learns(bench):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import GenericAlias
 from typing import Any, get_type_hints
 
 from vestige.adapters import HARNESSES
@@ -341,7 +342,8 @@ def _checked(cfg: Any, name: str) -> tuple[dict[str, Any], dict[str, Any], dict[
         decode_data({part: body}, dict[str, dict[str, Any]], "The configuration", "correct that setting")
         for key, expected in _READ_AS_THEY_ARE.get(part, {}).items():
             setting = {part: {key: body.get(key)}}
-            decode_data(setting, dict[str, dict[str, expected | None]], "The configuration", "correct that setting")
+            form: Any = GenericAlias(dict, (str, GenericAlias(dict, (str, expected | None))))
+            decode_data(setting, form, "The configuration", "correct that setting")
     if not (model.get("model_args") or {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
     for key in list(settings):  # what another suite looked up here

@@ -1,9 +1,16 @@
-"""One evaluation from configuration to files: plan -> collect -> score.
+"""One evaluation from configuration to files. `evaluate_config` reads from top to bottom:
 
-In: a RunConfig (engine/config.py). Out: a run directory (evidence, results, summary, manifest) and the scores.
-Callers: `vestige eval` through engine/flags.py, the Python interface (api.py), and every room that measures a
-checkpoint: stress, sweep, unlearn, audit, lab. The order is what makes a run resumable: wants are made before a model
-is loaded, evidence is on disk before a score is computed, and the manifest is finished last.
+    configuration   an evaluator class may change it; metrics of earlier results in the directory are added
+    model           a handle; weights are loaded when evidence is missing
+    rows and wants  what every metric asks of the model, before a model is loaded
+    directory       earlier results that do not belong with these are refused or replaced
+    evidence        what is on disk is read, the rest is collected (runs/collect.py)
+    scores          from evidence alone
+    files           results, intervals, and last the manifest
+
+The order is what makes a run resumable: evidence is on disk before a score is computed, and the manifest is finished
+last. Callers: `vestige eval`, `vestige.evaluate`, and every package that measures a checkpoint (stress, sweep, unlearn,
+audit, lab).
 """
 
 from __future__ import annotations
@@ -34,16 +41,16 @@ from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.runs.collect import Collector
-from vestige.runs.directory import RunDirectory, open_run, refuse_input_in_output, temporary, write_bytes
+from vestige.runs.directory import open_run, refuse_input_in_output, temporary, write_bytes
 from vestige.runs.evidence import remove_evidence
 from vestige.runs.files import result_file, save_rows, write_results
 from vestige.runs.manifest import MANIFEST, clusters_json, config_json, manifest
 from vestige.runs.run import mixtures, number_of
-from vestige.runs.team import Team, team
+from vestige.runs.team import team
 from vestige.secrets import without_secrets
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
-from vestige.suites.spec import MetricSpec, SuiteSpec
+from vestige.suites.spec import MetricSpec
 from vestige.types import Score, Text
 
 if TYPE_CHECKING:  # code of the user's: most runs have none, and do without the modules that serve it
@@ -76,50 +83,138 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None, accumu
     `accumulate`: results that are in the directory stay, and those of another model or of other rows are refused.
     Otherwise the directory is a larger command's own, and results that differ are replaced.
     """
+    started = time.perf_counter()
+    workers = team()
     if isinstance(config, HarnessConfig):
         from vestige.engine.harness import evaluate_harness
 
-        if team().size > 1:
+        if workers.size > 1:
             raise UserError(f"'{config.name}' runs in one process; start it without accelerate or torchrun.")
         return evaluate_harness(config, loaded, accumulate)
-    evaluator: Evaluator | None = None  # code that has the say in this run
-    if config.suite.handler in EVALUATOR_CLASSES:
-        from vestige.engine.evaluator_session import has_the_say, make_evaluator
 
-        if (made := make_evaluator(config)) is not None:
-            config = replace(config, suite=replace(config.suite, stem=made.name))
-            evaluator = made if has_the_say(made, config.suite) else None
+    # ---- configuration
+    evaluator: Evaluator | None = None  # code that decides what is evaluated and reported
+    if config.suite.handler in EVALUATOR_CLASSES:
+        from vestige.engine.evaluator_session import make_evaluator, overrides_evaluate
+
+        candidate = make_evaluator(config)
+        if candidate is not None:
+            config = replace(config, suite=replace(config.suite, stem=candidate.name))
+            evaluator = candidate if overrides_evaluate(candidate, config.suite) else None
+    if evaluator is not None and workers.size > 1:
+        name = type(evaluator).__name__
+        raise UserError(f"Evaluator {name} is code for one process; start it without accelerate or torchrun.")
     before = earlier_results(config)
     if before is not None and accumulate and evaluator is None and not before.get("evaluator"):
         if before["config"]["suite"] != config.suite.name:
             refuse_results(config.output_dir, f"of suite {before['config']['suite']}")
         config = with_earlier_metrics(config, before)
     _refuse_inputs_in_output(config)
-    compares = any(spec.references for spec in config.suite.metrics.values())
     references = load_references(config.suite, config.dialect, shown=config.retain_logs)
-    us = team()
-    if evaluator is not None and us.size > 1:
-        name = type(evaluator).__name__
-        raise UserError(f"Evaluator {name} is code for one process; start it without accelerate or torchrun.")
-    # The others help to collect only.
-    with open_run(config.output_dir, "eval") if us.leads else contextlib.nullcontext() as run:
-        if us.leads and accumulate and earlier_results(config) != before:
+
+    # Only the process that leads a team writes the run directory; the others help to collect.
+    with open_run(config.output_dir, "eval") if workers.leads else contextlib.nullcontext() as run:
+        if run is not None and accumulate and earlier_results(config) != before:
             raise UserError(f"Another process wrote into {config.output_dir} meanwhile; rerun the same command.")
-        config = config if us.leads else replace(config, progress=False)
-        evaluation = _Evaluation(config, references, loaded, us, run)  # finds the model, or says that there is none
-        evaluation.evaluator = evaluator
-        evaluation.earlier, evaluation.accumulate = before, accumulate
-        prepared = evaluation.prepare()
-        if us.leads and compares and not config.retain_logs:  # not before mistakes in the rows are told
-            log.warning(no_retain_logs(config.suite))
-        first = evaluation.model  # code of an evaluator may put another in its place
-        if evaluation.evaluator:
-            scores = evaluation.evaluated(prepared)
+
+        # ---- model: its tokenizer is loaded now, its weights when they are needed
+        args = None if loaded else model_args(config)
+        notes: list[str] = []
+        if args is not None:
+            tokenizer, notes = load_tokenizer(args)
         else:
-            evidence = evaluation.collector.collect(prepared.wants, first, evaluation.second)
-            scores = evaluation.scored(prepared, evidence)
-        first.check()  # a checkpoint that was written over while its numbers were made has none
-        return evaluation.write(prepared, scores)
+            assert loaded is not None
+            tokenizer = loaded.tokenizer
+        model = handle_of(args, loaded, config.server, tokenizer)
+        canvases = model.canvases if model.is_diffusion else None
+        context = make_encoder_context(config, tokenizer, notes)
+        context.longest = model.context_length
+        if canvases:
+            config = with_own_sampler(config, canvases)
+        if run is None:
+            config = replace(config, progress=False)
+        evidence_dir = config.output_dir / "evidence"
+        collector = Collector(
+            evidence_dir, context.encoder, config.batch_tokens, config.max_rows, config.progress, workers
+        )
+
+        # ---- rows and wants
+        import torch
+
+        torch.manual_seed(config.seed)
+        served = model.served
+        lacking = served.lacking if served else None
+        prepared = prepare(config, context, canvases, model.is_diffusion, lacking)
+        if served:
+            served.know_questions(prepared.rows.values(), context.encoder)
+        check_column(config.cluster, list(prepared.rows.values()))
+        evaluation = _Evaluation(config, model, context, collector, prepared, references, args, started)
+        evaluation.notes += [*notes, *_notes_on_rows(config, context, prepared)]
+        collector.seconds["preparing"] = round(time.perf_counter() - started, 3)
+
+        # ---- directory
+        replaces = config.overwrite
+        if before is not None:
+            class_name = type(evaluator).__name__ if evaluator else ""
+            difference = metrics_difference(config, before, evaluation.manifest(), class_name)
+            if difference and accumulate:
+                refuse_results(config.output_dir, difference)
+            replaces = bool(difference)
+        if any(reference.measured for reference in references.values()):
+            evaluation.refuse_mixtures()
+        if run is not None:
+            stem = config.suite.file_stem
+            results = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "sweep_task.json"]
+            # Evidence files have digests of their own, and are only read if these fit.
+            run.begin([*results, "evidence/", "evidence/examples.json.gz"])
+            if replaces:
+                remove_results(run)
+            if config.overwrite and evidence_dir.is_dir():
+                remove_evidence(evidence_dir)
+            save_rows(evidence_dir / "examples.json.gz", prepared.rows)
+            compares = any(spec.references for spec in config.suite.metrics.values())
+            if compares and not config.retain_logs:  # mistakes in the rows were told first
+                log.warning(no_retain_logs(config.suite))
+        workers.meet()  # nobody reads evidence that is about to be removed
+
+        # ---- evidence and scores
+        if evaluator is not None:
+            scores = evaluation.run_evaluator(evaluator)
+        else:
+            evidence = collector.collect(prepared.wants, model, evaluation.second)
+            start = time.perf_counter()
+            scores = evaluation.score(evidence)
+            collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
+        model.check()  # a checkpoint that was overwritten while its numbers were computed has none
+
+        # ---- files
+        config = evaluation.config
+        if scores.keys() - config.suite.metrics.keys():  # code added some
+            config = evaluation.config = replace(config, suite=with_more(config.suite, scores))
+        suite, out = config.suite, config.output_dir
+        if workers.size > 1:
+            collector.cost.add(workers.gather(collector.cost)[1:])
+        described = evaluation.manifest()
+        if run is None:
+            return Outcome(out, scores, suite.top, config.dialect, described, metrics=suite.metrics)
+        files: tuple[Path, ...] = write_results(out, suite.file_stem, scores, suite.top)
+        measured = Run(suite, scores, described, evaluation.references)
+        stats = write_statistics(out, measured, config.resamples, config.progress)
+        if stats:
+            files = (*files, stats_file(out, suite))
+        run.finish({**described, "reads": described["retain_logs"]})
+        return Outcome(
+            out,
+            scores,
+            suite.top,
+            config.dialect,
+            described,
+            files,
+            [*evaluation.notes, *prepared.notes, *collector.notes],
+            retain_values(evaluation.references, suite) if references else {},
+            stats,
+            suite.metrics,
+        )
 
 
 def _refuse_inputs_in_output(config: RunConfig) -> None:
@@ -138,145 +233,113 @@ def _refuse_inputs_in_output(config: RunConfig) -> None:
     refuse_input_in_output(config.output_dir, inputs, written)
 
 
-class _Evaluation:
-    def __init__(
-        self,
-        config: RunConfig,
-        references: Mapping[str, Reference],
-        loaded: LoadedModel | None,
-        us: Team,
-        run: RunDirectory | None,  # of the process that leads
-    ) -> None:
-        self.team, self.run = us, run
-        self.evaluator: Evaluator | None = None
-        self.earlier: Mapping[str, Any] | None = None  # the manifest of results that are in the directory already
-        self.accumulate = False
-        self.by_code: dict[str, Any] = {}  # what the manifest says of it
-        self.references = references
-        self.started = time.perf_counter()
-        self.evidence_dir = config.output_dir / "evidence"
-        self.notes: list[str] = []
-        self.second_identities: dict[str, str] = {}  # reference model's path -> where its evidence is
-        self.args: ModelArgs | None = None if loaded else model_args(config)
-        if loaded:
-            tokenizer = loaded.tokenizer
-        else:
-            assert self.args is not None
-            tokenizer, more = load_tokenizer(self.args)
-            self.notes += more
-        self.model = handle_of(self.args, loaded, config.server, tokenizer)
-        self.diffusion = self.model.is_diffusion
-        self.canvases = self.model.canvases if self.diffusion else None
-        self.config = with_own_sampler(config, self.canvases) if self.canvases else config
-        self.context: Context = make_encoder_context(config, tokenizer, self.notes)
-        self.context.longest = self.model.context_length
-        encoder = self.context.encoder
-        self.collector = Collector(
-            self.evidence_dir, encoder, config.batch_tokens, config.max_rows, config.progress, us
+def _notes_on_rows(config: RunConfig, context: Context, prepared: Prepared) -> list[str]:
+    """What readers of the numbers must know of the rows and of how they are put to the model."""
+    notes = []
+    is_tofu = config.suite.file_stem == "TOFU" and config.dialect == "open-unlearning"
+    if is_tofu and context.encoder.could_write_system_prompt():
+        notes.append(
+            "the chat template is used without a system prompt; open-unlearning's chat models are evaluated with "
+            "--system-prompt 'You are a helpful assistant.'"
         )
+    if config.asked_as:
+        from vestige.suites.dialect_points import differs_for_some_rows  # short names of metrics only
 
-    def prepare(self) -> Prepared:
-        """Rows, wants, and a directory that is ready for their evidence."""
-        import torch
+        for short_name, metric in config.asked_as.items():
+            many = any(rows.many for rows in prepared.data(metric).values())
+            note = differs_for_some_rows(short_name, config.dialect, prepared.hidden_tokens, many)
+            notes += [note] if note else []
+    clusters = {rows.source: rows.clusters for rows in prepared.rows.values() if rows.clusters}
+    if clusters:
+        from vestige.stats.clusters import cluster_notes  # most data has none
 
-        torch.manual_seed(self.config.seed)
-        served = self.model.served
-        lacking = served.lacking if served else None
-        prepared = prepare(self.config, self.context, self.canvases, self.diffusion, lacking)
-        if served:
-            served.know_questions(prepared.rows.values(), self.context.encoder)
-        is_tofu = self.config.suite.file_stem == "TOFU" and self.config.dialect == "open-unlearning"
-        if is_tofu and self.context.encoder.could_write_system_prompt():
-            self.notes.append(
-                "the chat template is used without a system prompt; open-unlearning's chat models are evaluated with "
-                "--system-prompt 'You are a helpful assistant.'"
-            )
-        if self.config.asked_as:
-            self.notes += _of_short_names(self.config, prepared)
-        clusters = {rows.source: rows.clusters for rows in prepared.rows.values() if rows.clusters}
-        if clusters:
-            from vestige.stats.clusters import cluster_notes  # most data has none
+        notes += cluster_notes(clusters)
+    return notes
 
-            self.notes += cluster_notes(clusters)
-        check_column(self.config.cluster, list(prepared.rows.values()))
-        self.collector.seconds["preparing"] = round(time.perf_counter() - self.started, 3)
-        replaced = self._replaced(prepared)
-        if any(reference.measured for reference in self.references.values()):
-            self._refuse_mixtures(self._manifest(prepared))
-        if self.run is not None:
-            self.run.begin(self._written())
-            if replaced:
-                remove_results(self.run)
-            if self.config.overwrite and self.evidence_dir.is_dir():
-                remove_evidence(self.evidence_dir)
-            save_rows(self.evidence_dir / "examples.json.gz", prepared.rows)
-        self.team.meet()  # nobody reads evidence that is about to go
-        return prepared
 
-    def _refuse_mixtures(self, about: Mapping[str, Any]) -> None:
-        """Refuses or notes retain logs that were measured differently from this run, which `about` describes."""
-        config, name = self.config, str(self.config.output_dir)
-        self.references = with_mixtures(self.references, name, about, config.dialect, config.accept_mixture)
+@dataclass
+class _Evaluation:
+    """One evaluation under way: what its manifest is made from."""
+
+    config: RunConfig
+    model: ModelHandle
+    context: Context
+    collector: Collector
+    prepared: Prepared
+    references: Mapping[str, Reference]
+    args: ModelArgs | None
+    started: float
+    notes: list[str] = field(default_factory=list)
+    second_identities: dict[str, str] = field(default_factory=dict)  # reference model's path -> its identity
+    evaluator_facts: dict[str, Any] = field(default_factory=dict)  # what the manifest says of an evaluator's code
+
+    def second(self, path: str) -> ModelHandle:
+        """The handle of a reference model."""
+        handle = second_model(self.args, path)
+        self.second_identities[path] = handle.identity
+        return handle
+
+    def refuse_mixtures(self) -> None:
+        """Refuses or notes retain logs that were measured differently from this run."""
+        config, name, described = self.config, str(self.config.output_dir), self.manifest()
+        self.references = with_mixtures(self.references, name, described, config.dialect, config.accept_mixture)
         plain = [metric for metric in config.suite.top if not config.suite.metrics[metric].references]
         for path, reference in self.references.items():  # values that are only shown next to the run's
-            measured = [(m, {name: number_of(about, m), path: theirs}) for m, theirs in reference.measured.items()]
-            self.notes += mixtures([pair for pair in measured if pair[0] in plain], config.accept_mixture)
+            pairs = []
+            for metric, theirs in reference.measured.items():
+                if metric in plain:
+                    pairs.append((metric, {name: number_of(described, metric), path: theirs}))
+            self.notes += mixtures(pairs, config.accept_mixture)
 
-    def _replaced(self, prepared: Prepared) -> bool:
-        """Whether earlier results are replaced because they are of something else; a user's own are refused instead."""
-        if self.earlier is None:
-            return self.config.overwrite
-        evaluator = type(self.evaluator).__name__ if self.evaluator else ""
-        why = metrics_difference(self.config, self.earlier, self._manifest(prepared), evaluator)
-        if why and self.accumulate:
-            refuse_results(self.config.output_dir, why)
-        return bool(why)
+    # ---- scores
 
-    def scored(self, prepared: Prepared, evidence: Evidence) -> dict[str, Score]:
-        """Scores from evidence."""
-        start = time.perf_counter()
-        if self.diffusion:
+    def score(self, evidence: Evidence) -> dict[str, Score]:
+        """Every metric from evidence."""
+        if self.model.is_diffusion:
             from vestige.collect.diffusion import empty_texts_note  # causal models need none of it
 
             generated: list[Text] = []
-            for key in {request.key for request in prepared.wants.texts}:
-                found = evidence.texts[key]
-                generated += [found] if isinstance(found, Text) else found  # several where answers were sampled
+            for key in {request.key for request in self.prepared.wants.texts}:
+                texts = evidence.texts[key]
+                generated += [texts] if isinstance(texts, Text) else texts  # several where answers were sampled
             self.notes += empty_texts_note(generated)
-        if not _has_code(self.config.suite):
-            scores = self._scoring(prepared, evidence).score_all()
-        else:
-            from vestige.adapters.evaluators import session
+        suite = self.config.suite
+        specs = list(suite.metrics.values())
+        for spec in suite.metrics.values():
+            specs += spec.children.metrics.values() if spec.children else ()
+        if not suite.postprocess and not any(HANDLERS[spec.handler].live for spec in specs):
+            return self._scoring(self.prepared, evidence).score_all()
+        from vestige.adapters.evaluators import session
 
-            with session(self._session(prepared)):  # metrics in code may build on ours
-                scores = self._scoring_with_code(prepared, evidence, self.model).score_all()
-        self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
-        return scores
+        with session(self._session()):  # the user's functions may run the model or call metrics of ours
+            return self._scoring_with_code(self.prepared, evidence, self.model).score_all()
 
-    def evaluated(self, prepared: Prepared) -> dict[str, Score]:
-        """An evaluator in code has the say: which model is asked what, and what is reported."""
+    def run_evaluator(self, evaluator: Evaluator) -> dict[str, Score]:
+        """An evaluator in code decides which model is asked what, and what is reported."""
         from vestige.engine.evaluator_session import evaluated
 
-        assert self.evaluator is not None
-        run = self._session(prepared)
-        tokenizer = self.context.encoder.tokenizer
-        given = {"tokenizer": tokenizer, "template_args": dict(self.config.template_args)}
-        scores, suite, self.by_code = evaluated(self.evaluator, run, given)
-        self.model = run.asked or self.model
+        session = self._session()
+        given = {"tokenizer": self.context.encoder.tokenizer, "template_args": dict(self.config.template_args)}
+        scores, suite, self.evaluator_facts = evaluated(evaluator, session, given)
+        self.model = session.asked or self.model
         self.config = replace(self.config, suite=suite)
         return postprocessed(suite, scores)
 
-    def _session(self, prepared: Prepared) -> EvaluatorSession:
+    def _session(self) -> EvaluatorSession:
         from vestige.engine.evaluator_session import EvaluatorSession
+
+        def prepare_again(config: RunConfig) -> Prepared:
+            canvases = self.model.canvases if self.model.is_diffusion else None
+            return prepare(config, self.context, canvases, self.model.is_diffusion)
 
         return EvaluatorSession(
             self.config,
-            prepared,
+            self.prepared,
             self.collector,
             self.model,
             self.second,
             self._scoring_with_code,
-            lambda config: prepare(config, self.context, self.canvases, self.diffusion),
+            prepare_again,
         )
 
     def _scoring(self, prepared: Prepared, evidence: Evidence) -> Scoring:
@@ -293,65 +356,41 @@ class _Evaluation:
         at_step = run_at_steps(prepared, model, self.context.encoder.tokenizer, size)
         return replace(self._scoring(prepared, evidence), live=live, at_step=at_step)
 
-    def _written(self) -> list[str]:
-        """What this run writes. Evidence has digests of its own, and is only read if these fit."""
-        stem = self.config.suite.file_stem
-        names = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "sweep_task.json"]
-        return [*names, "evidence/", "evidence/examples.json.gz"]
-
     def _words(self) -> Words:
-        """How to read token ids. Kept beside traces, so that a run scored again elsewhere can still read them."""
+        """How to read token ids. Kept next to traces, so that a run scored again elsewhere can still read them."""
         tokenizer = self.context.encoder.tokenizer
-        if not self.team.leads:
+        if not self.collector.team.leads:
             return make_words(tokenizer)
         with temporary() as scratch:  # its files are then written whole or not at all
             settings = getattr(tokenizer, "init_kwargs", {})
             settings |= {name: without_secrets(value, name) for name, value in settings.items()}
             tokenizer.save_pretrained(scratch)
-            for file in sorted(f for f in scratch.rglob("*") if f.is_file()):
-                write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
+            for file in sorted(path for path in scratch.rglob("*") if path.is_file()):
+                copy = self.config.output_dir / "evidence" / "tokenizer" / file.relative_to(scratch)
+                write_bytes(copy, file.read_bytes())
         return make_words(tokenizer)
 
-    def second(self, path: str) -> ModelHandle:
-        """The handle of a reference model."""
-        handle = second_model(self.args, path)
-        self.second_identities[path] = handle.identity
-        return handle
+    # ---- the manifest
 
-    def write(self, prepared: Prepared, scores: Mapping[str, Score]) -> Outcome:
-        if scores.keys() - self.config.suite.metrics.keys():  # code added some
-            self.config = replace(self.config, suite=with_more(self.config.suite, scores))
-        config, suite = self.config, self.config.suite
-        if self.team.size > 1:
-            self.collector.cost.add(self.team.gather(self.collector.cost)[1:])
-        if self.run is None:
-            about = self._manifest(prepared)
-            return Outcome(config.output_dir, scores, suite.top, config.dialect, about, metrics=suite.metrics)
-        about = self._manifest(prepared)
-        files: tuple[Path, ...] = write_results(config.output_dir, suite.file_stem, scores, suite.top)
-        run = Run(suite, scores, about, self.references)
-        stats = write_statistics(config.output_dir, run, config.resamples, config.progress)
-        files = (*files, stats_file(config.output_dir, suite)) if stats else files
-        self.run.finish({**about, "reads": about["retain_logs"]})
-        notes = [*self.notes, *prepared.notes, *self.collector.notes]
-        retain = retain_values(self.references, suite) if self.references else {}
-        return Outcome(
-            config.output_dir, scores, suite.top, config.dialect, about, files, notes, retain, stats, suite.metrics
-        )
-
-    def _manifest(self, prepared: Prepared) -> dict[str, Any]:
+    def manifest(self) -> dict[str, Any]:
         """How these numbers came about: enough to compare two runs and to score this one again."""
-        template = self.context.encoder.template
-        dialect = prepared.dialect
-        along = any(spec.children for spec in self.config.suite.metrics.values())
+        config, prepared, collector = self.config, self.prepared, self.collector
+        template, dialect = self.context.encoder.template, prepared.dialect
+        is_trajectory = any(spec.children for spec in config.suite.metrics.values())
         data: dict[str, Any] = {}
-        for key, r in prepared.rows.items():
-            data[key] = {"rows": len(r), "source": r.source, "fingerprint": r.fingerprint, "name": r.name}
-            data[key] |= clusters_json(r.clusters) if r.clusters else {}
-        return manifest("trajectory" if along else "eval", config_json(self.config.describe())) | {
+        for key, rows in prepared.rows.items():
+            data[key] = {
+                "rows": len(rows),
+                "source": rows.source,
+                "fingerprint": rows.fingerprint,
+                "name": rows.name,
+                **(clusters_json(rows.clusters) if rows.clusters else {}),
+            }
+        notes = [*self.notes, *prepared.notes, *collector.notes, *collector.cost.notes]
+        return manifest("trajectory" if is_trajectory else "eval", config_json(config.describe())) | {
             "dialect": {"name": dialect.name, "version": dialect.version, "mask": dialect.mask},
             "model": self.model.facts(),
-            "template": {k: v for k, v in vars(template).items() if v not in (None, "")},
+            "template": {name: value for name, value in vars(template).items() if value not in (None, "")},
             "prompt": self.context.encoder.sample_prompt(),
             "tokenizer": tokenizer_facts(self.context.encoder.tokenizer),
             "data": data,
@@ -359,38 +398,17 @@ class _Evaluation:
             "unavailable": prepared.unavailable,
             "hidden_tokens": prepared.hidden_tokens,
             "references": self.second_identities,
-            "evidence": self.collector.folders,
-            "reference_evidence": self.collector.references,
-            "recorded_evidence": self.collector.recorded,
-            "retain_logs": reads(self.config.suite) if self.references else {},
-            "patched": self.collector.patched_folders,
-            "classifiers": self.collector.classifiers,
-            "made": self.collector.made,
-            **self.by_code,
-            "processes": self.team.size,
+            "evidence": collector.folders,
+            "reference_evidence": collector.references,
+            "recorded_evidence": collector.recorded,
+            "retain_logs": reads(config.suite) if self.references else {},
+            "patched": collector.patched_folders,
+            "classifiers": collector.classifiers,
+            "made": collector.made,
+            **self.evaluator_facts,
+            "processes": collector.team.size,
             "versions": versions_of(self.model),
-            "cost": self.collector.cost.as_dict(),
-            "seconds": {**self.collector.seconds, "total": round(time.perf_counter() - self.started, 3)},
-            "notes": list(
-                dict.fromkeys([*self.notes, *prepared.notes, *self.collector.notes, *self.collector.cost.notes])
-            ),
+            "cost": collector.cost.as_dict(),
+            "seconds": {**collector.seconds, "total": round(time.perf_counter() - self.started, 3)},
+            "notes": list(dict.fromkeys(notes)),
         }
-
-
-def _has_code(suite: SuiteSpec) -> bool:
-    """Whether a suite has functions of the user's, which may run the model or call metrics of ours."""
-    specs = list(suite.metrics.values())
-    for spec in suite.metrics.values():
-        specs += spec.children.metrics.values() if spec.children else ()
-    return bool(suite.postprocess) or any(HANDLERS[spec.handler].live for spec in specs)
-
-
-def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
-    """Where these rows make a metric another number than its short name means."""
-    from vestige.suites.dialect_points import differs_for_some_rows
-
-    found = []
-    for said, full in config.asked_as.items():
-        many = any(rows.many for rows in prepared.data(full).values())
-        found.append(differs_for_some_rows(said, config.dialect, prepared.hidden_tokens, many))
-    return [note for note in found if note]

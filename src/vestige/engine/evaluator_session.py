@@ -65,7 +65,7 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
     return made
 
 
-def has_the_say(evaluator: Evaluator | None, suite: SuiteSpec) -> bool:
+def overrides_evaluate(evaluator: Evaluator | None, suite: SuiteSpec) -> bool:
     """Whether a class does more than name its files."""
     if evaluator is None:
         return False

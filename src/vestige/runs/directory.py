@@ -81,7 +81,6 @@ class RunDirectory:
         self.checked: dict[str, tuple[Stamp, str]] = {}  # files that fitted their digests when the run was begun
         self.present = False  # whether there is a manifest of ours
         self._stamp: Stamp = (0, 0, 0)
-        self._listed: list[str] | None = None  # what LIST holds
 
     def read(self, strict: bool = False) -> None:
         """Takes in the manifest. Other processes, and children of this one, may have added names to it."""
@@ -179,10 +178,10 @@ class RunDirectory:
         self.read()
         if facts is not None:
             self.facts = {key: value for key, value in facts.items() if key not in BOOKKEEPING}
-        self.names = {name for name in self.names if os.path.lexists(self.directory / name)}
-        if self._is_open:
+        if self._is_open:  # other processes may be about to write what they listed
             self._write([])
             return
+        self.names = {name for name in self.names if os.path.lexists(self.directory / name)}
         self.clear()  # what child processes that died have left
         files, runs = files_of(self.directory, self.names), runs_in(self.directory)
         digests = {}
@@ -214,10 +213,9 @@ class RunDirectory:
             raise not_ours(path)
         body = {"schema": SCHEMA, "kind": self.kind, **self.facts, **bookkeeping}
         text = manifest_text(body, bookkeeping["state"] == "finished")
-        if bookkeeping["writes"] != self._listed:
+        if _recorded(self.directory) != set(bookkeeping["writes"]):  # other processes may have written it
             with replacing(self.directory / LIST) as half:
                 half.write_text(json.dumps(bookkeeping["writes"]), encoding="utf-8")
-            self._listed = bookkeeping["writes"]
         with replacing(path) as half:
             half.write_text(text, encoding="utf-8")
         self._stamp = _stamp_of(path)

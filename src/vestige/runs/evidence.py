@@ -33,7 +33,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -420,7 +420,17 @@ def remove_evidence(directory: Path, keep: Sequence[str] = ()) -> None:
 # ---- for users ---------------------------------------------------------------------------------------------------
 
 
-def read_evidence(run: str | Path, kind: str) -> Mapping[str, Any]:
+@overload
+def read_evidence(run: str | Path, kind: Literal["answers", "visible", "patched"]) -> Mapping[str, TokenStats]: ...
+@overload
+def read_evidence(run: str | Path, kind: Literal["texts"]) -> Mapping[str, Text]: ...
+@overload
+def read_evidence(run: str | Path, kind: Literal["denoised"]) -> Mapping[str, Trace]: ...
+@overload
+def read_evidence(run: str | Path, kind: Literal["gradients", "errors", "classified"]) -> Mapping[str, float]: ...
+@overload
+def read_evidence(run: str | Path, kind: str) -> Mapping[str, object]: ...
+def read_evidence(run: str | Path, kind: str) -> Mapping[str, object]:
     """The evidence of one kind in a run directory, by content key: TokenStats, Text, Trace, arrays or numbers.
 
     `kind` is one of answers, texts, visible, denoised, gradients, errors, classified, patched, cross and requests. In a

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import GenericAlias
 from typing import Any
 
 from vestige.errors import UserError
@@ -309,7 +310,7 @@ def _lacking(body: Mapping[str, Any], types: Mapping[str, Any], where: str) -> s
     for key, expected in types.items():
         if key not in body:
             return f"object missing required field `{key}` - at `{where}`"
-        if words := misfit({key: body[key]}, dict[str, expected]):
+        if words := misfit({key: body[key]}, GenericAlias(dict, (str, expected))):
             return words.replace("`$", f"`{where}")
     return ""
 

@@ -69,7 +69,7 @@ SETTINGS = {
 
 def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     """The `trajectory_config` of a metric; what it does not say has the guide's defaults."""
-    given = dict(params.get("trajectory_config") or {})
+    given = _mapping(params.get("trajectory_config"), "trajectory_config", metric)
     unknown = sorted(set(given) - SETTINGS)
     if unknown:
         raise unknown_name("trajectory_config setting", unknown[0], SETTINGS, f"(metric '{metric}')")
@@ -98,9 +98,15 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
         )
         interval = 1
     text_source = given.get("rouge_prediction_source", "logits_argmax")
+    chosen_views = given.get("include_views")
+    if not isinstance(chosen_views, (str, list, tuple, type(None))):
+        raise UserError(
+            f"Metric '{metric}': trajectory_config.include_views must be a name or a list of names, "
+            f"got {chosen_views!r}."
+        )
     return TrajectoryConfig(
         denoising=denoising,
-        views=views(given.get("include_views")),
+        views=views(chosen_views),
         trajectories=_trajectories(given.get("trajectories") or DEFAULT_TRAJECTORIES),
         alignment=alignment,
         interval=interval,

@@ -278,8 +278,13 @@ def _with_retain(models: tuple[PlanModel, ...], name: str | None) -> tuple[tuple
 
 def _read_suites(entries: Any) -> dict[str, Mapping[str, Any]]:
     """A list of names, or a mapping of names to flags; `suite:` in the flags says which one a name stands for."""
+    if isinstance(entries, list):
+        for name in entries:
+            if not isinstance(name, str):
+                raise UserError(f"The suites of the plan are a list of names, one of them is {name!r}; correct it.")
+        entries = dict.fromkeys(entries)
     suites: dict[str, Mapping[str, Any]] = {}
-    for name, body in (entries if isinstance(entries, dict) else dict.fromkeys(entries)).items():
+    for name, body in entries.items():
         if body is not None and not isinstance(body, dict):
             raise UserError(f"The suite '{name}' of the plan takes a mapping of flags, it is {body!r}.")
         flags = {"suite": str(name), **(body or {})}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,17 +65,6 @@ def model() -> LoadedModel:
     return load_model(ModelArgs(path=str(FULL)))
 
 
-def directly(model: LoadedModel, tasks: Path, names: list[str], **args: Any) -> dict[str, Any]:
-    """The harness without us."""
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    lm = HFLM(pretrained=model.model, tokenizer=model.tokenizer, batch_size=4)
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    return dict(simple_evaluate(model=lm, tasks=names, task_manager=manager, **args) or {})
-
-
 def run(out: Path, *words: str) -> dict[str, Any]:
     """The command, and its three files."""
     assert main(["eval", "lm_eval", "--model", str(FULL), "--out", str(out), *words]) == 0
@@ -91,29 +79,6 @@ def evaluate(model: LoadedModel, tasks: Path, names: Any, max_samples: int | Non
     from vestige.adapters.lm_eval import evaluate
 
     return evaluate(settings(tasks, names, **args), lambda: model, max_samples, False)
-
-
-def test_the_harness_own_numbers(
-    model: LoadedModel, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = ["lab_choice", "lab_text"]
-    expected = directly(model, tasks, names)
-    got = run(tmp_path, "--tasks", "lab_choice,lab_text", "--include-path", str(tasks))
-    assert "lab_choice/acc_norm" in capsys.readouterr().out
-    summary, details, manifest = got["LMEval_SUMMARY"], got["LMEval_EVAL"], got["manifest"]
-    for name in names:
-        numbers = {k.removesuffix(",none"): v for k, v in expected["results"][name].items() if "," in k}
-        assert {f"{name}/{k}": v for k, v in numbers.items()} == pytest.approx(
-            {k: v for k, v in summary.items() if k.startswith(f"{name}/")}, abs=1e-12
-        )
-        for sample in expected["samples"][name]:
-            row = details[name]["value_by_index"][str(sample["doc_id"])]
-            assert {m: row[m] for m in sample["metrics"]} == {m: float(sample[m]) for m in sample["metrics"]}
-        assert len(details[name]["value_by_index"]) == ROWS
-    assert 0 < summary["lab_choice/acc"] <= 1
-    assert summary["lab_text/exact_match"] in [i / ROWS for i in range(ROWS + 1)]
-    assert manifest["versions"]["lm_eval"] and manifest["model"]["dtype"] == "float32"
-    assert manifest["data"]["lab_choice"]["rows"] == ROWS and manifest["harness"]["settings"]["batch_size"] == 16
 
 
 def test_batch_size_is_in_effect(model: LoadedModel, tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,27 +233,6 @@ def test_mistakes_are_one_sentence_and_load_no_model(tasks: Path, names: Any, ar
     assert needle in str(error.value) and "\n" not in str(error.value)
 
 
-def test_without_the_package(
-    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    words = ["eval", "lm_eval", "--model", str(FULL), "--out", str(tmp_path), "--tasks", "lab_choice"]
-    assert main(words) == 2
-    assert "pip install 'vestige[lm-eval]'" in capsys.readouterr().err
-
-
-def test_wmdp_experiment(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["experiment=eval/wmdp/default", "data_split=cyber", "task_name=X", "data.max_samples=3"]
-    words += [f"eval.lm_eval.include_path={tasks}", f"model.model_args.pretrained_model_name_or_path={FULL}"]
-    assert main(["eval", *words, "eval.lm_eval.simple_evaluate_args.batch_size=2"]) == 0
-    place = tmp_path / "saves" / "eval" / "X"
-    summary = json.loads((place / "LMEval_SUMMARY.json").read_text())
-    assert {"wmdp_cyber/acc", "mmlu/acc"} <= set(summary)
-    manifest = json.loads((place / "manifest.json").read_text())
-    assert manifest["harness"]["settings"]["batch_size"] == 2 and manifest["harness"]["settings"]["limit"] == 3
-
-
 def test_hydra_overrides(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval=lm_eval", f"eval.lm_eval.tasks=[{tasks / 'lab_choice.yaml'}]", "model=local", "task_name=x"]
     words += [f"model.model_args.pretrained_model_name_or_path={FULL}", f"paths.output_dir={tmp_path}"]
@@ -303,28 +247,3 @@ def test_hydra_overrides(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["eval", "tofu", "--model", str(FULL), *metrics]) == 2  # it would write over the manifest
     assert "another kind (harness)" in capsys.readouterr().err
     assert (tmp_path / "manifest.json").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("words", "needle"),
-    [
-        (["eval", "lm_eval", "--tasks", "a", "--retain-logs", "x"], "--retain-logs means nothing to 'lm_eval'"),
-        (["eval", "lm_eval", "--tasks", "a", "--metrics", "all"], "has tasks, not metrics"),
-        (["eval", "tofu", "--tasks", "a"], "--tasks means nothing to 'tofu'"),
-        (["plan", "lm_eval", "--tasks", "a"], "counts the cost of metrics"),
-    ],
-)
-def test_flags_of_the_other_kind(words: list[str], needle: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, "--model", str(FULL)]) == 2
-    assert needle in capsys.readouterr().err
-
-
-def test_python(tasks: Path, tmp_path: Path) -> None:
-    import vestige
-
-    result = vestige.evaluate(FULL, "lm_eval", tasks=["lab_choice"], include_path=str(tasks), out=tmp_path, limit=3)
-    assert len(result.rows("lab_choice/acc")) == 3
-    assert "lab_choice/acc" in repr(result)
-    loaded = vestige.load_run(tmp_path)
-    assert loaded.summary == result.summary and loaded.rows("lab_choice/acc") == result.rows("lab_choice/acc")
-    assert "lab_choice/acc" in repr(loaded)

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("lm_eval")
 
@@ -23,7 +15,7 @@ from conftest import LAB
 from diffusion_tools import save_lab_bert
 from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
 from vestige.adapters.lm_eval import Keeping, evaluate
-from vestige.adapters.lm_eval_kept import LoadOrAsk, random_state, restore_random
+from vestige.adapters.lm_eval_kept import LoadOrAsk
 from vestige.cli import main
 from vestige.models.args import ModelArgs
 from vestige.models.load import load_model
@@ -68,49 +60,6 @@ def command(tasks: Path, out: Path, model: Path = FULL, names: list[str] = TASKS
 def answers(out: Path) -> dict[str, bytes]:
     """Answers that are kept, by task and kind."""
     return {p.name: p.read_bytes() for p in sorted((out / "evidence").glob("requests-*/*.jsonl"))}
-
-
-def killed(words: list[str], out: Path, cache: Path) -> None:
-    """The command, ended by SIGKILL once a task with drawn texts is answered."""
-    environment = {**os.environ, "HF_DATASETS_CACHE": str(cache)}
-    process = subprocess.Popen([sys.executable, "-m", "vestige", *words], stdout=subprocess.DEVNULL, env=environment)
-    try:
-        while process.poll() is None and len(list((out / "evidence").glob("requests-*/*.jsonl"))) < 3:
-            time.sleep(0.002)
-        os.kill(process.pid, signal.SIGKILL)
-    finally:
-        process.wait()
-    assert process.returncode == -signal.SIGKILL, "it was faster than the test"
-    assert not (out / "LMEval_EVAL.json").exists()
-
-
-def without_times(out: Path) -> dict[str, Any]:
-    manifest = json.loads((out / "manifest.json").read_text())
-    manifest["model"].pop("load_seconds")
-    manifest["config"] = json.loads(json.dumps(manifest["config"]).replace(str(out), "OUT"))
-    return {k: v for k, v in manifest.items() if k not in ("seconds", "created")}
-
-
-def test_a_killed_run_asks_only_the_rest(
-    tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, cut = tmp_path / "whole" / "run", tmp_path / "cut" / "run"
-    assert main(command(tasks, whole)) == 0
-    assert len(answers(whole)) == len(TASKS)
-    killed(command(tasks, cut), cut, tmp_path / "cache")
-    before = answers(cut)
-    assert 3 <= len(before) < len(TASKS)
-    capsys.readouterr()
-    asked = _watched(monkeypatch)
-    assert main(command(tasks, cut)) == 0
-    said = capsys.readouterr().out
-    kept = [name for name in TASKS if name not in asked]
-    assert len(kept) == len(before)
-    assert f"answered before, and not asked again: {', '.join(kept)}" in said
-    for name in ("LMEval_EVAL.json", "LMEval_SUMMARY.json"):
-        assert (whole / name).read_bytes() == (cut / name).read_bytes()
-    assert answers(whole) == answers(cut) and without_times(whole) == without_times(cut)
-    assert main(["verify", str(cut)]) == 0
 
 
 def _watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -207,16 +156,3 @@ def test_diffusion_models_tell_the_same_of_their_estimates(tasks: Path, tmp_path
     # Another batch size, other draws or another model: nothing of it serves.
     assert run(shelf, simple_evaluate_args={"batch_size": 2}).reused == []
     assert run(shelf, draws=2).reused == [] and run(shelf, "other").reused == []
-
-
-def test_random_generators_go_on_where_they_were() -> None:
-    with torch.random.fork_rng():
-        python, numpy = random.getstate(), np.random.get_state()
-        try:
-            state = json.loads(json.dumps(random_state()))
-            drawn = random.gauss(0, 1), np.random.randn(3).tolist(), torch.rand(3).tolist()
-            restore_random(state)
-            assert (random.gauss(0, 1), np.random.randn(3).tolist(), torch.rand(3).tolist()) == drawn
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)

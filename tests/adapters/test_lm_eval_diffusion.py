@@ -271,22 +271,3 @@ def test_a_token_at_the_end_of_every_text_is_left_out(model: LoadedModel) -> Non
     context, answer = (model.tokenizer.encode(text, add_special_tokens=False) for text in ("Where is it", " in a"))
     assert lm._encode_pair("Where is it", " in a") == ([closing.bos_token_id, *context], answer)
     assert lm.tok_encode(f"{closing.bos_token}Where is it") == [closing.bos_token_id, *context]
-
-
-def test_wmdp_experiment(
-    bert: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["eval", "experiment=eval/wmdp/default", "data_split=cyber", "task_name=X"]
-    assert main([*words, "model=LLaDA-8B-Instruct", "--cfg"]) == 0
-    assert "LLaDA-8B-Instruct" in capsys.readouterr().out
-    words += [f"eval.lm_eval.include_path={tasks}", f"model.model_args.pretrained_model_name_or_path={bert}"]
-    words += ["data.max_samples=2", "eval.lm_eval.draws=3"]
-    assert main([*words, "eval.lm_eval.simple_evaluate_args.apply_chat_template=true"]) == 0
-    place = tmp_path / "saves" / "eval" / "X"
-    assert {"wmdp_cyber/acc", "mmlu/acc"} <= set(json.loads((place / "LMEval_SUMMARY.json").read_text()))
-    manifest = json.loads((place / "manifest.json").read_text())
-    assert manifest["harness"]["settings"]["bound"]["draws"] == 3
-    capsys.readouterr()
-    assert main([*words, "eval.lm_eval.draws=0"]) == 2
-    assert "eval.lm_eval.draws" in capsys.readouterr().err

@@ -19,6 +19,8 @@ from golden_tools import eval_args
 from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
+from vestige.runs import archive
+from vestige.runs.archive import extract
 from vestige.runs.directory import open_run
 from vestige.runs.verify import verify
 

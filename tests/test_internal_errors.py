@@ -88,7 +88,7 @@ CASES = [
     Case("vestige.engine.scores:intervals", "name", evaluate(), ("e/evidence/answers-*", "e/TOFU_EVAL.json")),
     Case("vestige.data.rows:read_file", "attribute", evaluate()),
     Case("vestige.models.fingerprint:fingerprint_place", "unbound", evaluate()),
-    Case("vestige.costs.estimate:_references", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
+    Case("vestige.runs.plan:_references", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
     Case("vestige.runs.evaluation:stored_scores", "key", plain("score", "{copy}")),
     Case("vestige.runs.compare:differences", "type", plain("compare", "{eval}", "{copy}", "--resamples", "100")),
     Case("vestige.runs.compare:compare_parts", "attribute", plain("diff", "{eval}", "{copy}")),
@@ -97,14 +97,14 @@ CASES = [
     Case("vestige.report.tables:models_table", "assert", plain("table", "{eval}")),
     Case("vestige.report.figures:draw", "name", plain("plot", "{eval}", "scatter", "-o", "{tmp}/x.png")),
     Case("vestige.runs.evaluation:suite_from_manifest", "key", plain("pack", "{eval}", "-o", "{tmp}/x.zip")),
-    Case("vestige.results.imports:import_results", "type", plain("import", "{eval}/TOFU_EVAL.json")),
+    Case("vestige.runs.imports:import_results", "type", plain("import", "{eval}/TOFU_EVAL.json")),
     Case("vestige.depth.run:check_tokenizers", "type", plain(*DEPTH)),
     Case("vestige.collapse.run:show", "key", plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),
     Case("vestige.stress.run:show", "attribute", plain(*ATTACK), ("s/stress.json",)),
     Case("vestige.unlearn.run:run_training", "unbound", plain(*LESSON)),
     Case("vestige.meta.run:_axes_table", "type", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.sweep.plan:_read_models", "type", plain("sweep", "{plan}", "--list")),
-    Case("vestige.results.listing:listing", "name", plain("ls", "metrics")),
+    Case("vestige.runs.explain:listing", "name", plain("ls", "metrics")),
 ]  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def test_debug_shows_the_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    plant(monkeypatch, "vestige.results.listing:listing", "name")
+    plant(monkeypatch, "vestige.runs.explain:listing", "name")
     assert main(["ls", "metrics", "--debug"]) == STATUS
     assert "Traceback (most recent call last)" in capsys.readouterr().err
     assert main(["ls", "metrics"]) == STATUS
@@ -204,7 +204,7 @@ def test_without_a_place_for_the_file_the_traceback_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    plant(monkeypatch, "vestige.results.listing:listing", "type")
+    plant(monkeypatch, "vestige.runs.explain:listing", "type")
     assert main(["ls", "metrics"]) == STATUS
     assert "could not be written" in (err := capsys.readouterr().err) and "Traceback" in err
 

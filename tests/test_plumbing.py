@@ -28,11 +28,11 @@ from vestige.io import DamagedError
 from vestige.models import fingerprint as fingerprints
 from vestige.models.args import ModelArgs
 from vestige.models.tokenizer import pipeline_key, special_ids
+from vestige.runs import archive
 from vestige.runs.directory import open_run, write_bytes
 from vestige.runs.evidence import EvidenceFolder
 from vestige.runs.files import read_packed, write_packed
 from vestige.runs.manifest import read_run
-from vestige.store import archive
 from vestige.sweep import tasks as task_keys
 from vestige.sweep.tasks import harness_part, is_done, make_tasks, perform
 from vestige.types import TokenStats

@@ -42,7 +42,7 @@ def _cut(body: Any) -> Any:
 
 
 def run_import(data: bytes, place: Path) -> None:
-    from vestige.results.imports import import_file, show
+    from vestige.runs.imports import import_file, show
 
     path = written(place, "TOFU_EVAL.json", data)
     with tolerant():

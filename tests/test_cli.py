@@ -11,8 +11,8 @@ from conftest import LAB
 from golden_tools import eval_args
 from loops import one_test
 from vestige.cli import main
-from vestige.costs.estimate import CostPlan, make_plan
 from vestige.engine.config import RunConfig, make_config
+from vestige.runs.plan import CostPlan, make_plan
 
 FULL = LAB / "models" / "full"
 

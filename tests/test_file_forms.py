@@ -14,7 +14,7 @@ from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.lab.models import is_built
-from vestige.store.archive import moved
+from vestige.runs.archive import moved
 
 PACK = {
     "version": 1,

@@ -88,7 +88,7 @@ CASES = [
     Case("vestige.engine.scores:intervals", "name", evaluate(), ("e/evidence/answers-*", "e/TOFU_EVAL.json")),
     Case("vestige.data.rows:read_file", "attribute", evaluate()),
     Case("vestige.models.fingerprint:fingerprint_place", "unbound", evaluate()),
-    Case("vestige.costs.estimate:_references", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
+    Case("vestige.runs.plan:_references", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
     Case("vestige.runs.evaluation:stored_scores", "key", plain("score", "{copy}")),
     Case("vestige.runs.compare:differences", "type", plain("compare", "{eval}", "{copy}", "--resamples", "100")),
     Case("vestige.runs.compare:compare_parts", "attribute", plain("diff", "{eval}", "{copy}")),
@@ -97,14 +97,14 @@ CASES = [
     Case("vestige.report.tables:models_table", "assert", plain("table", "{eval}")),
     Case("vestige.report.figures:draw", "name", plain("plot", "{eval}", "scatter", "-o", "{tmp}/x.png")),
     Case("vestige.runs.evaluation:suite_from_manifest", "key", plain("pack", "{eval}", "-o", "{tmp}/x.zip")),
-    Case("vestige.results.imports:import_results", "type", plain("import", "{eval}/TOFU_EVAL.json")),
+    Case("vestige.runs.imports:import_results", "type", plain("import", "{eval}/TOFU_EVAL.json")),
     Case("vestige.depth.run:check_tokenizers", "type", plain(*DEPTH)),
     Case("vestige.collapse.run:show", "key", plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),
     Case("vestige.stress.run:show", "attribute", plain(*ATTACK), ("s/stress.json",)),
     Case("vestige.unlearn.run:run_training", "unbound", plain(*LESSON)),
     Case("vestige.meta.run:_axes_table", "type", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.sweep.plan:_read_models", "type", plain("sweep", "{plan}", "--list")),
-    Case("vestige.results.listing:listing", "name", plain("ls", "metrics")),
+    Case("vestige.runs.explain:listing", "name", plain("ls", "metrics")),
 ]  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def test_debug_shows_the_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    plant(monkeypatch, "vestige.results.listing:listing", "name")
+    plant(monkeypatch, "vestige.runs.explain:listing", "name")
     assert main(["ls", "metrics", "--debug"]) == STATUS
     assert "Traceback (most recent call last)" in capsys.readouterr().err
     assert main(["ls", "metrics"]) == STATUS
@@ -204,7 +204,7 @@ def test_without_a_place_for_the_file_the_traceback_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    plant(monkeypatch, "vestige.results.listing:listing", "type")
+    plant(monkeypatch, "vestige.runs.explain:listing", "type")
     assert main(["ls", "metrics"]) == STATUS
     assert "could not be written" in (err := capsys.readouterr().err) and "Traceback" in err
 
@@ -227,22 +227,6 @@ def test_secrets_stay_out_of_what_is_written_and_printed(
     (file,) = tmp_path.glob("vestige-bug-*.txt")
     everything = said.err + said.out + file.read_text()
     assert "token=***" in everything and not [s for s in SECRETS if s in everything]
-
-
-def test_a_run_left_out_of_a_report_shows_in_the_status(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "TOFU_EVAL.json").write_text('{"forget_Q_A_Prob": {"agg_value": 0.1, "value_by_index": [1, 2]}}')
-    words = ["report", str(runs["eval"]), str(broken), "-o", str(tmp_path / "r")]
-    assert main(words) == 1
-    said = capsys.readouterr()
-    assert "broken was left out" in said.out and "value_by_index" in said.out and "--skip-broken" in said.err
-    assert (tmp_path / "r" / "index.html").is_file()
-    assert main([*words, "--skip-broken"]) == 0
-    assert "broken was left out" in capsys.readouterr().out
-    assert main(["report", str(runs["eval"]), "-o", str(tmp_path / "r")]) == 0
 
 
 def test_view_keeps_its_page_and_reports_the_bug(

@@ -13,10 +13,10 @@ LAYERS: tuple[set[str], ...] = (
     | {"types", "wants", "words", "in_memory"},
     {"data", "models", "metrics", "stats"},
     {"collect", "suites"},
-    {"adapters", "configs", "engine", "runs", "show", "store"},
+    {"adapters", "configs", "engine", "runs", "show"},
     {"verdict"},
-    {"costs", "collapse", "depth", "meta", "unlearn"},
-    {"results", "stress"},
+    {"collapse", "depth", "meta", "unlearn"},
+    {"stress"},
     {"report", "sweep"},
     {"audit", "lab"},
     {"options", "api", "plugins"},
@@ -39,16 +39,15 @@ ALSO: dict[str, set[str]] = {
     "in_memory": {"adapters", "data", "errors", "io", "models", "runs"},
     "adapters": {"runs"},
     "configs": {"runs"},
-    "engine": {"adapters", "configs", "options", "runs", "show", "store"},
-    "runs": {"adapters", "configs", "engine", "report", "show", "store"},
+    "engine": {"adapters", "configs", "options", "runs", "show"},
+    "runs": {"adapters", "configs", "engine", "report", "show"},
     "show": {"runs"},
-    "store": {"runs"},
     "unlearn": {"options"},
     "lab": {"audit"},
     "api": {"options"},
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
-WITHOUT_TORCH = {"data", "metrics", "stats", "suites", "store", "configs", "show", "verdict", "meta", "results"}
+WITHOUT_TORCH = {"data", "metrics", "stats", "suites", "configs", "show", "verdict", "meta"}
 WITHOUT_TORCH |= {"report", "api", "commands", "options", "cli"} | LAYERS[0]
 
 

@@ -11,7 +11,7 @@ from vestige.configs.compose import PACKAGE_DIR
 from vestige.engine.config import RunConfig, make_config
 from vestige.errors import UserError
 from vestige.metrics.cards import ALIASES, KNOWN, full_name, short, unlike_published
-from vestige.results.listing import metric_configs
+from vestige.runs.explain import metric_configs
 from vestige.suites.dialect_points import PUBLISHED, refuse_other_number
 
 DATA, UNLEARNED, FULL = LAB / "data", LAB / "models" / "unlearned", LAB / "models" / "full"

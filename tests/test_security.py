@@ -26,10 +26,10 @@ from vestige.cli import main
 from vestige.collapse.rollouts import load_rollouts
 from vestige.engine.config import compose_runs
 from vestige.errors import UserError
-from vestige.results.imports import import_file
 from vestige.runs.directory import open_run, write_bytes
 from vestige.runs.evidence import remove_evidence
 from vestige.runs.files import write_json
+from vestige.runs.imports import import_file
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
 WORDS = ["model=local", "model.model_args.pretrained_model_name_or_path=m"]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from vestige.configs.compose import PACKAGE_DIR
 from vestige.metrics.cards import CARDS, Card, facts_of
-from vestige.results.explain import in_suite, where_dialects_differ
-from vestige.results.listing import metric_configs
+from vestige.runs.explain import in_suite, metric_configs, where_dialects_differ
 from vestige.suites import handlers  # noqa: F401  (registers the built-in handlers)
 from vestige.suites.registry import HANDLERS, canonical
 

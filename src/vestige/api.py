@@ -34,10 +34,9 @@ if TYPE_CHECKING:  # these import torch or numpy; help() is instant without them
     from vestige.collapse.detector import CollapseSettings
     from vestige.collapse.reasoning import Reasoning
     from vestige.collapse.run import CollapseReport
-    from vestige.costs.estimate import CostPlan
-    from vestige.costs.served import ServedPlan
     from vestige.depth.run import DepthResult
     from vestige.runs.compare import Comparison
+    from vestige.runs.plan import CostPlan, ServedPlan
     from vestige.runs.result import Result
     from vestige.stress.run import AttackRow
 
@@ -266,7 +265,7 @@ def plan(
     would be sent (a ServedPlan).
     """
     keywords = locals()
-    from vestige.costs.served import plan_of
+    from vestige.runs.plan import plan_of
 
     for part in model if isinstance(model, tuple) else (model,):
         if not isinstance(part, (str, Path)):

@@ -234,10 +234,10 @@ def debugging(asked: bool) -> Iterator[None]:
 
 @contextmanager
 def archives_opened(args: argparse.Namespace) -> Iterator[argparse.Namespace]:
-    """The arguments with archives replaced by the runs in them (results/pack.py); free of cost where there are none."""
+    """The arguments with archives replaced by the runs in them (runs/archive.py); free of cost where there are none."""
     for value in vars(args).values():
         if ".zip" in str(value):  # a name, or a list of them
-            from vestige.results.pack import archives_opened as opening
+            from vestige.runs.archive import archives_opened as opening
 
             with opening(args) as opened:
                 yield opened

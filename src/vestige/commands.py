@@ -209,7 +209,7 @@ def audit(
     epilog="example: vestige plan tofu --model PATH --data DIR",
 )
 def plan(retain_model: RetainModel = None, cfg: Cfg = False, progress: bool = True, **request: Any) -> int:
-    from vestige.costs.served import plan_of
+    from vestige.runs.plan import plan_of
 
     runs = _evaluations(**request, progress=progress, verb="plan")
     if cfg:
@@ -519,7 +519,7 @@ def collapse(
 
 @verb("explain", "look deeper", "what a metric, handler or dialect means")
 def explain(name: MaybeName = None, *, config_dir: ConfigDir = None, plugin: Plugin = ()) -> int:
-    from vestige.results.explain import explain as describe
+    from vestige.runs.explain import explain as describe
 
     load_plugin_files(plugin)
     print(describe(name, Path(config_dir) if config_dir else None))
@@ -535,7 +535,7 @@ def explain(name: MaybeName = None, *, config_dir: ConfigDir = None, plugin: Plu
     "model=NAME. `vestige explain NAME` says what one means.",
 )
 def ls(what: ListKind = "all", *, config_dir: ConfigDir = None, plugin: Plugin = ()) -> int:
-    from vestige.results.listing import listing
+    from vestige.runs.explain import listing
 
     load_plugin_files(plugin)
     print(listing(what, Path(config_dir) if config_dir else None))
@@ -1050,7 +1050,7 @@ def verify(runs: RunWords, *, hashes_only: HashesOnly = False, plugin: Plugin = 
 def pack(
     runs: RunWords, *, out: OutFile = "proof.zip", shorten_paths: ShortenPaths = False, plugin: Plugin = ()
 ) -> int:
-    from vestige.results.pack import pack as pack_runs
+    from vestige.runs.archive import pack as pack_runs
 
     load_plugin_files(plugin)
     archive = Path(str(out))
@@ -1070,7 +1070,7 @@ def pack(
     notes={"archive": "an archive of vestige pack", "out": "a folder that is not there yet"},
 )
 def unpack(archive: File, *, out: OutDir) -> int:
-    from vestige.results.pack import unpack as unpack_runs
+    from vestige.runs.archive import unpack as unpack_runs
 
     for run in unpack_runs(Path(archive), Path(out)):
         print(run)
@@ -1094,7 +1094,7 @@ def publish(
     out: Out = None,
     plugin: Plugin = (),
 ) -> int:
-    from vestige.results.publish import publish as publish_run
+    from vestige.runs.publish import publish as publish_run
 
     load_plugin_files(plugin)
     print(publish_run(Path(run), to, Path(out) if out else None, online, project, dataset))
@@ -1112,7 +1112,7 @@ def publish(
     },
 )
 def import_results(file: File, *, out: Out = None, retain_logs: RetainLogs = None, baseline: Baseline = None) -> int:
-    from vestige.results.imports import import_file, show
+    from vestige.runs.imports import import_file, show
 
     place = Path(out) if out else None
     logs = Path(str(retain_logs)) if retain_logs else None

@@ -64,20 +64,26 @@ def decode_data(data: Any, form: type[T], what: str, remedy: str = "make it agai
 # ---- what is wrong with data --------------------------------------------------------------------------------------
 
 
-def misfit(data: Any, form: Any) -> str:
+def misfit(data: Any, form: Any, place: str = "") -> str:
     """What does not fit, and where; empty if all does. Keys that the form does not name are let through.
+
+    `place` is where the data are in a larger whole, such as `$.model`.
 
     >>> misfit({"a": {"c": [0], "b": [1, "x"]}}, dict[str, dict[str, list[int]]])
     'expected `int`, got `str` at `$.a.b[1]`'
     >>> misfit({"n": 1}, dict[str, float])
     ''
+    >>> misfit(["a"], list[int], "$.layers")
+    'expected `int`, got `str` at `$.layers[0]`'
     """
     try:
         msgspec.convert(data, form)
     except msgspec.ValidationError as error:
         words, _, where = str(error).partition(" - at ")
-        where = f" at {_named(where, data, form)}" if where else ""
-        return words[:1].lower() + words[1:] + where
+        where = _named(where, data, form) if where else ""
+        if place:
+            where = where.replace("`$", f"`{place}", 1) or f"`{place}`"
+        return words[:1].lower() + words[1:] + (f" at {where}" if where else "")
     except RecursionError:
         return "it is nested too deeply"
     return ""

@@ -36,10 +36,9 @@ def returned() -> dict[str, Any]:
     from vestige.collapse.detector import CollapseSettings
     from vestige.collapse.reasoning import Reasoning
     from vestige.collapse.run import CollapseReport
-    from vestige.costs.estimate import CostPlan
-    from vestige.costs.served import ServedPlan
     from vestige.depth.run import DepthResult
     from vestige.runs.compare import Comparison, Difference
+    from vestige.runs.plan import CostPlan, ServedPlan
     from vestige.stress.run import AttackRow
     from vestige.types import Score
     from vestige.unlearn.looks import Look

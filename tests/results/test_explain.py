@@ -11,7 +11,7 @@ from loops import one_test
 from vestige.cli import main
 from vestige.metrics.cards import CARDS
 from vestige.metrics.dialects import DIALECTS
-from vestige.results.explain import explain
+from vestige.runs.explain import explain
 from vestige.suites.postprocess import FROM_CODE
 from vestige.suites.registry import HANDLERS
 

@@ -13,7 +13,7 @@ from scipy.stats import ks_2samp
 from conftest import GOLDEN, LAB
 from vestige.adapters.importers import TOFU_LOGS
 from vestige.cli import main
-from vestige.results.imports import import_file
+from vestige.runs.imports import import_file
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "tofu" / "published_logs"
 FORGET = "eval_log_forget.json"

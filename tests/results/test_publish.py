@@ -18,7 +18,7 @@ from conftest import LAB
 from vestige.adapters.trackers import FILES, SERVERS, Destination
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.results.publish import publish, without_secrets
+from vestige.runs.publish import publish, without_secrets
 from vestige.runs.run import KINDS, kind
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 

@@ -19,10 +19,10 @@ from golden_tools import eval_args
 from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
+from vestige.runs import archive
+from vestige.runs.archive import extract
 from vestige.runs.directory import open_run
 from vestige.runs.verify import verify
-from vestige.store import archive
-from vestige.store.archive import extract
 
 MODELS = LAB / "models"
 METRICS = "forget_Q_A_Prob,forget_Q_A_ROUGE,forget_quality,mia_gradnorm"

@@ -6,7 +6,7 @@
     sequences        the distinct sequences to send: one that another begins with is read off the longer one
 
 Nothing distinct is sent twice, and a greedy text starts after the tokens that scoring has proved. Callers:
-engine/served.py, which hands it to runs/collect.py, and costs/served.py.
+engine/served.py, which hands it to runs/collect.py, and runs/plan.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One function for each, in FILES and SERVERS. They take a RunAccount (types.py) without secrets, write below `out` or
 send to a server, and return the command to run next. A tool's own library is imported on first use. Caller:
-results/publish.py.
+runs/publish.py.
 """
 
 from __future__ import annotations

@@ -19,9 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from vestige.audit.work import ATTACKED, ATTACKS, RECORD, TESTS, Audit, AuditWork, Step
-from vestige.costs.depth import layers_of
-from vestige.costs.estimate import BUSY, CALL, ENDS_EARLY, CostPlan, compute_seconds, duration, human
-from vestige.costs.served import ServedPlan, plan_of
 from vestige.data.rows import read_file
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
@@ -35,6 +32,18 @@ from vestige.report.build import TITLE, ReportRequest, write_report
 from vestige.report.gather import PAGE
 from vestige.runs.directory import open_run
 from vestige.runs.manifest import refuse_other_kind
+from vestige.runs.plan import (
+    BUSY,
+    CALL,
+    ENDS_EARLY,
+    CostPlan,
+    ServedPlan,
+    compute_seconds,
+    duration,
+    human,
+    layers_of,
+    plan_of,
+)
 from vestige.show.progress import hushed
 from vestige.show.tables import comparison, table
 from vestige.stress.attacks import Attack, WeightsAttack, attack_named

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vestige.collapse.detector import CollapseSettings, numbers_of
-from vestige.io import damaged, number
+from vestige.io import damaged, misfit, number
 from vestige.metrics.collapse import LABELS, Cross, Ema, row_table, verdict
 from vestige.runs.directory import open_run, write_bytes
 from vestige.runs.files import read_ours, write_json
@@ -54,6 +54,14 @@ def _again(path: Path, body: Mapping[str, Any]) -> Iterator[CollapseAgain]:
             yield CollapseAgain(step, label, metrics, row_table(cross))
 
 
+def _metrics(path: Path) -> dict[str, Any]:
+    file = path / "metrics.json"
+    body = read_ours(file, dict[str, Any])
+    if problem := misfit({"steps": body.get("steps")}, dict[str, list[dict[str, Any]]]):
+        raise damaged(file, problem)
+    return dict(body)
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
     file = path / "rows.jsonl"
     return [json.loads(line) for line in file.read_text("utf-8", "surrogatepass").splitlines() if line]
@@ -64,7 +72,7 @@ def _mine(rows: list[dict[str, Any]], again: CollapseAgain) -> list[dict[str, An
 
 
 def _check(path: Path, manifest: Manifest | None) -> Iterator[Finding]:
-    body = read_ours(path / "metrics.json", dict[str, Any])
+    body = _metrics(path)
     rows = _rows(path)
     repair = f"`vestige score {path}` writes it again."
     for again in _again(path, body):
@@ -81,7 +89,7 @@ def _score(path: Path, how: Rescoring) -> str:
 
     how.refuse("collapse")
     with open_run(path, "collapse") as run:
-        body, rows = read_ours(path / "metrics.json", dict[str, Any]), _rows(path)
+        body, rows = _metrics(path), _rows(path)
         shown = []
         for again in _again(path, body):
             again.step["metrics"].update(again.numbers)
@@ -113,13 +121,13 @@ def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
 
 def _values(path: Path) -> dict[str, Any]:
     """The last step's numbers, without times."""
-    steps = read_ours(path / "metrics.json", dict[str, Any])["steps"]
+    steps = _metrics(path)["steps"]
     return {k: v for k, v in (steps[-1]["metrics"] if steps else {}).items() if not k.startswith("timing_s/")}
 
 
 def _account(path: Path) -> RunAccount:
     """Every number along the training steps, the last step's as the run's own, and the rows."""
-    body = read_ours(path / "metrics.json", dict[str, Any])
+    body = _metrics(path)
     steps = sorted(body["steps"], key=lambda s: s["step"])
     names = [n for n in dict.fromkeys(n for s in steps for n in s["metrics"]) if not n.startswith("timing_s/")]
     names = [n for n in names if not n.endswith(("_ci_low", "_ci_high"))]

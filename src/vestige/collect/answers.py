@@ -4,7 +4,7 @@ plan -> deduplicate -> share prefixes -> pack -> one forward per batch -> reduce
 is compared with the plain way on a few of the very targets asked for; on a mismatch the plain way is used, with a note.
 
 In: Targets, a model, Limits. Out: TokenStats by target key, batch by batch. Callers: runs/collect.py;
-costs/answers.py for the plan alone; adapters/lm_eval_diffusion.py.
+runs/plan.py for the plan alone; adapters/lm_eval_diffusion.py.
 """
 
 from __future__ import annotations

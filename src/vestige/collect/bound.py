@@ -6,7 +6,7 @@ is estimated with draws that depend on the target and the seed only: two models,
 the very same hidden tokens, so that their difference is not noise of the draws.
 
 In: Targets and a diffusion model. Out: TokenStats, and the standard error of each bound. Callers:
-collect/diffusion.py, adapters/lm_eval_diffusion.py, and costs/answers.py for its cost.
+collect/diffusion.py, adapters/lm_eval_diffusion.py, and runs/plan.py for its cost.
 """
 
 from __future__ import annotations

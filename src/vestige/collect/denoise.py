@@ -6,7 +6,7 @@ A pass's logits give each position its first choice, the moments of log p, and l
 metrics of trajectories only re-index these (passes, positions) planes.
 
 In: DenoiseWants and a diffusion model. Out: Traces. Callers: collect/diffusion.py, adapters/lm_eval_diffusion.py,
-and costs/estimate.py for the size of a pass.
+and runs/plan.py for the size of a pass.
 """
 
 from __future__ import annotations

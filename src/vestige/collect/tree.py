@@ -8,7 +8,7 @@ Nothing here runs a model; the result depends on the targets and the limits alon
 
 In: Targets (token ids, where the labels begin, which tokens are hidden) and Limits. Out: a Packing, which
 collect/forward.py turns into tensors. Callers: collect/answers.py for the answers of a run, collect/cross.py for the
-reasonings below one prompt, costs/answers.py for what a run would cost.
+reasonings below one prompt, runs/plan.py for what a run would cost.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 from vestige.depth.files import detailed, table_of, write_results
 from vestige.depth.kept import KEPT, DepthAgain, score_again
 from vestige.errors import UserError
-from vestige.io import number
+from vestige.io import damaged, misfit, number
 from vestige.runs.directory import open_run
 from vestige.runs.files import read_ours, write_json
 from vestige.runs.manifest import Manifest
@@ -95,8 +95,11 @@ def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
 
 def _values(path: Path) -> dict[str, Any]:
     """The score and the baselines, by the names that other tables use; of several models each under its folder."""
-    body = read_ours(path / "summary.json", dict[str, Any])
+    file = path / "summary.json"
+    body = read_ours(file, dict[str, Any])
     if "avg_uds" in body:
+        if problem := misfit({"avg_uds": body["avg_uds"]}, dict[str, float | None]):
+            raise damaged(file, problem)
         return _numbers(body)
     return {f"{model}/{name}": value for model, one in body.items() for name, value in _numbers(one).items()}
 

@@ -1,7 +1,7 @@
 """Models that are loaded when first needed, and what can be known of them before.
 
 In: ModelArgs, or a model in memory. Out: ModelHandle: its name and identity at once, its weights when `get` is called.
-Callers: engine/evaluate.py, runs/collect.py, costs/estimate.py, depth, collapse. Loading late is what lets a complete
+Callers: engine/evaluate.py, runs/collect.py, runs/plan.py, depth, collapse. Loading late is what lets a complete
 run be scored without the checkpoint, and lets one model be freed before the next is loaded.
 """
 

@@ -1,7 +1,7 @@
 """From configuration to wants: read the data, tokenise it, ask every metric what it needs. No model yet.
 
 In: a RunConfig and a tokenizer. Out: `Prepared`: rows as Examples, and for each metric its wants. Callers:
-engine/evaluate.py and costs/estimate.py; other rooms for `model_args` and the chat template. It runs in every process
+engine/evaluate.py and runs/plan.py; other rooms for `model_args` and the chat template. It runs in every process
 of a team and for every plan, so it must be cheap and give the same result each time.
 """
 

@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vestige.costs.estimate import duration
 from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
 from vestige.engine.config import RunConfig, make_config
@@ -25,6 +24,7 @@ from vestige.lab.background_worker import Worker, background_worker, spare_core
 from vestige.lab.diffusion import LLADA, build_diffusion_lab
 from vestige.lab.models import Lab, build_lab, with_threads
 from vestige.report.build import ReportRequest, write_report
+from vestige.runs.plan import duration
 from vestige.show.figures import curves, save
 from vestige.show.progress import hushed
 from vestige.show.tables import table

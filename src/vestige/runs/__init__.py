@@ -1,4 +1,6 @@
-"""Directories that commands write. The manifest says which files in them are ours.
+"""Finished and unfinished runs: their directories, their evidence, and everything that reads them.
+
+Directories that commands write; the manifest says which files in them are ours:
 
     directory.py    open_run, RunDirectory: one writer at a time; names are listed first, digests come at the end
                     write_bytes, write_pieces, append_to: files in such a directory
@@ -6,6 +8,27 @@
                     remove, remove_run, listed_files, is_listed: only what is listed is ever removed
     manifest.py     read_run, check_files, is_whole, kind_in, manifest: reading, without a lock; what is in a manifest
     named_files.py  named_file, named_files, written_by: files that the user named (-o FILE)
+
+What is in them:
+
+    evidence.py     open_folder, read_evidence: one immutable file per batch
+    collect.py      load_or_collect: evidence from disk, the rest from the model; team.py for several processes
+    patched.py      the same for patched states
+    files.py        read_ours, write_json: JSON of ours; write_results, read_scores: *_EVAL.json; save_rows, load_rows
+    result.py       the records of the public Python functions
+
+Reading runs, of whatever kind:
+
+    run.py          kind_of, of, kind: a Kind has the functions score, check, gather, values, account, outside;
+                    read_manifest; compared: two results value by value; mixtures: which numbers may be combined
+    evaluation.py   evaluations as a kind of run: load_outcome, rescore, account_of
+    compare.py      compare: values of several runs; explain_difference: why two differ; published: a paper's numbers
+    verify.py       verify: digests, and the numbers computed again
+    archive.py      pack, unpack: runs in one portable file; opened: archives where runs are expected
+    publish.py      publish: a run's numbers in W&B, MLflow, TensorBoard or as a model card
+    imports.py      results of other tools
+    plan.py         plan_of: what a run would cost; make_plan, plan_served
+    explain.py      explain, listing: metrics, suites and settings in words
 
 A run directory has a manifest.json:
 

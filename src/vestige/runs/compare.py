@@ -32,13 +32,13 @@ from vestige.guard import read_json
 from vestige.metrics.cards import full_name
 from vestige.numeric import mean, number
 from vestige.runs import run as kinds
+from vestige.runs.archive import moved
 from vestige.runs.evaluation import with_column
 from vestige.runs.files import load_rows, read_scores, result_file
 from vestige.runs.run import Number, data_fingerprints, mixtures, number_of, read_manifest
 from vestige.show.progress import hushed
 from vestige.show.tables import comparison, table
 from vestige.stats import bootstrap, clusters
-from vestige.store.archive import moved
 from vestige.suites.dialect_points import refuse_other_number
 from vestige.suites.spec import RESERVED, SuiteSpec
 from vestige.types import Rows, Score

@@ -39,12 +39,12 @@ from vestige.engine.stored import Changes, by_code, dialect_for, stored_scores, 
 from vestige.errors import UserError
 from vestige.io import damaged, number
 from vestige.metrics.trajectory import VIEWS, spread_of
+from vestige.runs.archive import moved
 from vestige.runs.directory import open_run, refuse_input_in_output
 from vestige.runs.files import load_rows, read_ours, result_file, write_json, write_results
 from vestige.runs.manifest import Manifest, clusters_json, read_run, sha256, versions
 from vestige.runs.run import Finding, Kind, Reader, Rescoring, RunSource, compared, read_manifest
 from vestige.secrets import expand, hide
-from vestige.store.archive import moved
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Grouping, Rows, RunAccount, RunCurve, RunNumber, RunTable, Score

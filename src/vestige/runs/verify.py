@@ -13,11 +13,11 @@ from pathlib import Path
 
 from vestige.errors import MissingPluginError, UserError
 from vestige.io import DamagedError
+from vestige.runs.archive import PACK, extract, is_archive
 from vestige.runs.directory import temporary
 from vestige.runs.files import read_ours
 from vestige.runs.manifest import MANIFEST, Manifest, check_files, read_run, runs_in
 from vestige.runs.run import kind_of, of
-from vestige.store.archive import PACK, extract, is_archive
 
 NO_DIGESTS = f"its {MANIFEST} has no digests of files: only its numbers are checked"
 

@@ -12,8 +12,8 @@ from vestige.configs.compose import PACKAGE_DIR
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.numeric import number
-from vestige.results.listing import metric_configs
 from vestige.runs.directory import refuse_input_in_output
+from vestige.runs.explain import metric_configs
 from vestige.runs.files import read_results, result_file, write_results
 from vestige.runs.manifest import kind_in
 from vestige.runs.named_files import named_files

@@ -6,28 +6,38 @@
 
 The same runs give the same bytes. Extracting trusts nothing: only plain files inside the target, of bounded size.
 
-In: finished run directories. Out: one file, or such directories again. Callers: results/pack.py, and through it cli.py,
+In: finished run directories. Out: one file, or such directories again. Callers: runs/archive.py, and through it cli.py,
 which lets every verb that reads runs take an archive.
+
+Before results leave this machine: secrets in files, paths that name a person.
+
+`vestige pack`: runs and what they were compared with in one file; and archives where a run is asked for.
 """
 
 from __future__ import annotations
 
+import argparse
+import gzip
 import json
+import logging
 import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vestige.errors import UserError, write_error
 from vestige.io import decode_data, write_file
-from vestige.runs.files import read_ours, runs_below
-from vestige.runs.manifest import MANIFEST, check_files, read_run, sha256
+from vestige.runs import run as kinds
+from vestige.runs.directory import temporary, write_bytes
+from vestige.runs.files import read_ours, result_file, runs_below
+from vestige.runs.manifest import MANIFEST, check_files, manifest_text, read_run, sha256
 from vestige.runs.named_files import named_file
-from vestige.secrets import expand, hide
+from vestige.secrets import HIDDEN, expand, hide, homes, is_secret_name, shorten
 
 PACK = "pack.json"
 VERSION = 1
@@ -235,3 +245,200 @@ def unique(names: Iterable[str]) -> list[str]:
             new = f"{name}-{number}"
         out.append(new)
     return out
+
+
+# ==== publishing ====================================================================================================
+
+WRITTEN = (".json", ".jsonl", ".csv", ".md", ".html", ".yaml", ".txt")
+NOTE = "{count} files name a person's home directory (such as {home}); --shorten-paths writes ~ in its place."
+
+
+def text_of(name: str, data: bytes) -> str | None:
+    """The words of a file that is not tensors."""
+    try:
+        if name.endswith(".json.gz"):
+            return gzip.decompress(data).decode("utf-8", "replace")
+    except (OSError, EOFError, zlib.error):
+        return None
+    return data.decode("utf-8", "replace") if name.endswith(WRITTEN) else None
+
+
+def refuse_secrets(files: Mapping[str, Path]) -> None:
+    """An archive is for others to read: files that hold a token in the open are not packed."""
+    for name, path in files.items():
+        if "/evidence/" in name and not name.endswith(".json.gz"):
+            continue  # what the model said
+        text = text_of(name, path.read_bytes())
+        where = None if text is None else _secret_in(text)
+        if where:
+            raise UserError(
+                f"{path} holds what looks like a secret ({where}), and an archive is for others to read; run the "
+                "command that made it again, then pack it."
+            )
+
+
+def _secret_in(text: str) -> str | None:
+    """Where a text holds a secret: under which name, or in the form of a known token."""
+    try:
+        named = next(_named(json.loads(text)), None)
+    except ValueError:
+        named = None
+    if named is not None:
+        return named
+    return "a token or a password in an address" if hide(text) != text else None
+
+
+def _named(data: Any, at: str = "") -> Iterator[str]:
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            here = f"{at}.{key}" if at else str(key)
+            if is_secret_name(str(key)) and isinstance(value, str) and value != HIDDEN and "${oc.env:" not in value:
+                yield here
+            yield from _named(value, here)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _named(value, at)
+
+
+def homes_in(files: Mapping[str, Path]) -> tuple[int, str]:
+    """How many files name somebody's home, and the first such."""
+    found = [homes(text_of(name, path.read_bytes()) or "") for name, path in files.items()]
+    named = [places[0] for places in found if places]
+    return len(named), named[0] if named else ""
+
+
+@contextmanager
+def shortened(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Path], dict[str, str]]]:
+    """Copies of some runs' files with ~ for people's homes and new digests; and the root of each run, by its folder."""
+    with temporary() as place:
+        copies = {name: place / name for name in files}
+        for name, path in files.items():
+            data = path.read_bytes()
+            text = text_of(name, data)
+            # Evidence carries a digest of its own, and no path.
+            if text is not None and homes(text) and not (("/evidence/" in name) and name.endswith(".jsonl")):
+                words = shorten(text).encode("utf-8", "surrogatepass")
+                data = gzip.compress(words, compresslevel=6, mtime=0) if name.endswith(".gz") else words
+            write_bytes(copies[name], data)
+        roots = {}
+        for name in (name for name in files if name.endswith(f"/{MANIFEST}")):
+            folder = copies[name].parent
+            before = read_run(folder, strict=False)
+            if before is not None and before.state:
+                digests = {inner: sha256(folder / inner) for inner in before.sha256}
+                about = {"state": before.state, "writes": sorted(before.writes), "runs": list(before.runs)}
+                text = manifest_text({**before.facts, **about, "sha256": digests}, finished=True)
+                write_bytes(copies[name], text.encode())
+                again = read_run(folder)
+                roots[name.rsplit("/", 1)[0]] = again.root if again else ""
+        yield copies, roots
+
+
+# ==== pack ==========================================================================================================
+
+log = logging.getLogger("vestige.results")
+
+# Arguments of verbs that name a run; an archive there stands for the runs in it.
+SINGLE, MANY = ("run", "run_a", "run_b"), ("runs",)
+READING_VERBS = ("score", "compare", "diff", "published", "report")  # verify opens archives itself, and says more
+
+
+def pack(directories: Sequence[Path], out: Path, shorten_paths: bool = False) -> tuple[Contents, str]:
+    """One archive of some runs; the archive's sha256 is that of its bytes, on every machine.
+
+    `shorten_paths`: ~ in the place of people's homes. The digests are made again for it, so that the roots differ.
+    """
+    contents = Contents()
+    names = unique(d.resolve().name for d in directories)
+    for name, directory in zip(names, directories, strict=True):
+        if not directory.is_dir():
+            raise UserError(f"{directory} is not a run directory; give the directory of a finished run.")
+        name_of_kind = kinds.kind_of(directory)
+        if name_of_kind and (why := kinds.kind(name_of_kind).not_packed):
+            raise UserError(f"{directory} is not packed: {why}.")
+        root, files = finished_files(directory)
+        contents.runs[name], contents.roots[root] = root, f"runs/{name}"
+        contents.files |= {f"runs/{name}/{file}": path for file, path in files.items()}
+    for directory in directories:
+        for path in kinds.of(directory).outside(directory):
+            contents.references[path] = _bring(contents, path)
+    refuse_secrets(contents.files)
+    if not shorten_paths:
+        count, home = homes_in(contents.files)
+        if count:
+            log.warning(NOTE.format(count=count, home=home))
+        return contents, write_archive(out, contents)
+    with shortened(contents.files) as (copies, roots):
+        runs = {name: roots.get(f"runs/{name}", root) for name, root in contents.runs.items()}
+        references = {shorten(path): name for path, name in contents.references.items()}
+        contents = replace(contents, files=copies, runs=runs, references=references)
+        return contents, write_archive(out, contents)
+
+
+def _bring(contents: Contents, path: str) -> str:
+    """Retain logs into the archive: the whole run they are of, if it is finished; else the file."""
+    file = result_file(Path(path))
+    run = read_run(file.parent)
+    if run is None or not run.state:
+        name = f"references/{unique([*_taken(contents), file.stem])[-1]}/{file.name}"
+        contents.files[name] = file
+        return name
+    root, files = finished_files(file.parent)
+    if root not in contents.roots:
+        place = f"references/{unique([*_taken(contents), file.parent.resolve().name])[-1]}"
+        contents.roots[root] = place
+        contents.files |= {f"{place}/{name}": source for name, source in files.items()}
+    return f"{contents.roots[root]}/{file.name}"
+
+
+def _taken(contents: Contents) -> list[str]:
+    return sorted({name.split("/")[1] for name in contents.files if name.startswith("references/")})
+
+
+def unpack(path: Path, out: Path) -> list[Path]:
+    """The runs of an archive in a folder of its own, to stay."""
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give a folder that is not there yet.")
+    return list(extract(path, out).values())
+
+
+@contextmanager
+def opened(paths: Sequence[str]) -> Iterator[list[Path]]:
+    """Run directories for what was named: directories as they are, archives unpacked for the time being."""
+    with ExitStack() as stack:
+        out: list[Path] = []
+        for path in paths:
+            if not is_archive(path):
+                out.append(Path(path))
+                continue
+            place = stack.enter_context(temporary())
+            out += extract(Path(path), place).values()
+        yield out
+
+
+@contextmanager
+def archives_opened(args: argparse.Namespace) -> Iterator[argparse.Namespace]:
+    """The arguments with archives replaced by the runs in them; nothing that is written there is kept."""
+    if args.verb not in READING_VERBS:
+        yield args
+        return
+    with ExitStack() as stack:
+        changed: dict[str, Any] = {}
+        for name in SINGLE:
+            value = getattr(args, name, None)
+            if isinstance(value, str) and is_archive(value):
+                changed[name] = str(_only(value, stack.enter_context(opened([value]))))
+        for name in MANY:
+            value = getattr(args, name, None)
+            if isinstance(value, list) and any(map(is_archive, value)):
+                changed[name] = [str(p) for p in stack.enter_context(opened(value))]
+        if changed and args.verb == "score":
+            print("note: the archive stays as it is; `vestige unpack` makes directories that keep what is written.")
+        yield argparse.Namespace(**{**vars(args), **changed})
+
+
+def _only(path: str, runs: Sequence[Path]) -> Path:
+    if len(runs) != 1:
+        names = ", ".join(run.name for run in runs)
+        raise UserError(f"{path} holds {len(runs)} runs ({names}); `vestige unpack {path} --out DIR`, then name one.")
+    return runs[0]

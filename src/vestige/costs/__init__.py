@@ -1,1 +1,0 @@
-"""What would it cost? An evaluation counted before it is paid for: tokens, models, time. No model runs."""

@@ -1,1 +1,0 @@
-"""What finished runs say: compare, diff, verify, pack, import, explain, ls. No model runs."""

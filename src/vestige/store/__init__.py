@@ -1,1 +1,0 @@
-"""Runs on disk: evidence, scores, manifest, locks, resume."""

@@ -1,4 +1,4 @@
-"""Every way of `collect` through a model, small enough to run on pretend tensors. For tests/collect/test_gpu.py.
+"""Every way of `collect` through a model, small enough to run on pretend tensors: for test_gpu.py, tools/gpu_counts.py.
 
 A path takes a function that moves a model to where it is to run, and gives what was measured (any arrays) and over how
 many units (batches, steps, passes, rows) the counts are spread.

@@ -309,7 +309,7 @@ def _lacking(body: Mapping[str, Any], types: Mapping[str, Any], where: str) -> s
     """The first key that is not there or holds a value of another type."""
     for key, expected in types.items():
         if key not in body:
-            return f"object missing required field `{key}` - at `{where}`"
+            return f"object missing required field `{key}` at `{where}`"
         if words := misfit({key: body[key]}, GenericAlias(dict, (str, expected))):
             return words.replace("`$", f"`{where}")
     return ""

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import GenericAlias
 from typing import Any
 
 from vestige.errors import UserError
@@ -310,8 +309,8 @@ def _lacking(body: Mapping[str, Any], types: Mapping[str, Any], where: str) -> s
     for key, expected in types.items():
         if key not in body:
             return f"object missing required field `{key}` at `{where}`"
-        if words := misfit({key: body[key]}, GenericAlias(dict, (str, expected))):
-            return words.replace("`$", f"`{where}")
+        if words := misfit(body[key], expected, f"{where}.{key}"):
+            return words
     return ""
 
 

@@ -34,8 +34,7 @@ demo: $(CORE)
 # What is compiled is kept, even where the environment says that nothing is to be.
 demo: export PYTHONDONTWRITEBYTECODE =
 
-# Pools of tiny models, both attacks, and every metric on the bench: docs/meta.md, "On the lab". It draws pictures, which
-# the core cannot.
+# Pools of tiny models, both attacks, and every metric judged with them: docs/meta.md, "On the lab".
 demo-meta: $(STAMP)
 	$(BIN)/python bench/demo_meta.py
 
@@ -82,7 +81,7 @@ test-deepspeed: $(STAMP)
 engines: $(STAMP)
 	$(BIN)/python tools/engines.py
 
-# Which lines of src/ the tests run: a table of what is left, and the whole in per cent (docs/mutation.md).
+# Which lines of src/ the tests run: a table of what is left, and the whole in per cent.
 coverage: $(STAMP)
 	@$(PYTEST) --cov --cov-report=term
 

@@ -38,6 +38,8 @@ from measure import circumstances, markdown, measured_memory
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 LAB, DIFFUSION = GOLDEN / "lab", GOLDEN / "lab_diffusion"
 SAMPLER = "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
+# Keys of results that differ between any two runs: when, how long, and where.
+VARYING = ("created", "elapsed_sec", "sec_per_evaluable", "timing_s", "s1_cache")
 TOLERANCE = 0.05  # how much longer the new tree may take
 HEAD = ("case", "old, CPU s", "new, CPU s", "new / old", "old, peak MB", "new, peak MB", "result files")
 
@@ -139,8 +141,10 @@ def run_in_child(order: dict[str, Any]) -> None:
     """What a measured process does; the tree is on its PYTHONPATH."""
     import torch
 
+    import vestige
     from vestige.cli import main
 
+    assert Path(vestige.__file__).is_relative_to(order["tree"]), vestige.__file__
     torch.set_num_threads(1)
     out = Path(order["out"])
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
@@ -157,7 +161,7 @@ def run_in_child(order: dict[str, Any]) -> None:
 def run_case(case: Case, tree: Path, out: Path) -> dict[str, float]:
     """Processor seconds and peak megabytes of one run."""
     out.mkdir(parents=True)
-    order = json.dumps({"warm": case.warm, "whole": case.whole, "out": str(out)})
+    order = json.dumps({"tree": str(tree), "warm": case.warm, "whole": case.whole, "out": str(out)})
     env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "VESTIGE_CACHE": str(out / "cache")}
     command = [sys.executable, str(Path(__file__).resolve()), "--child", order]
     subprocess.run(command, cwd=out, env=env, check=True)
@@ -182,6 +186,8 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, float
     """(where, how much) for everything in which two results differ; infinite for keys, texts and lengths."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
+            if key.startswith(VARYING):
+                continue
             if key in old and key in new:
                 yield from differences(old[key], new[key], f"{path}/{key}")
             else:

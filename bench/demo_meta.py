@@ -20,8 +20,7 @@ from typing import Any
 import yaml
 
 from known_models.pools import PoolLab, PoolSettings, build_pools
-from known_models.verdict_models import BenchSettings
-from known_models.verdict_runs import run_bench
+from known_models.verdict_runs import BenchSettings, run_bench
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.io import write_file

@@ -1,6 +1,6 @@
-"""How cost grows: processor seconds and peak memory at n, 2n and 4n, for each capability and what can double.
+"""How cost grows: processor seconds and peak memory at n, 2n and 4n, for what runs a model, and all that can double.
 
-    python bench/growth.py                      everything (about ten minutes on a quiet core)
+    python bench/growth.py                      everything (some minutes on a quiet core)
     python bench/growth.py --only depth         one capability
     python bench/growth.py --smallest --json F  the smallest sizes only, to see that it works
     python bench/growth.py --only eval --axis rows --from 2500 --to 20000 --write    many rows (about a quarter of
@@ -88,7 +88,6 @@ STAIRS = "each layer's patch climbs the layers above it"
 AXES = (
     Axis("eval", jobs.evaluation, "rows", 32),
     Axis("eval", jobs.evaluation, "words", 16, held=(("rows", 16),)),
-    Axis("sweep", jobs.sweeping, "models", 2),
     Axis("depth", jobs.depth, "rows", 16),
     Axis("depth", jobs.depth, "tokens", 8, held=(("rows", 8),)),
     Axis("depth", jobs.depth, "models", 2, held=(("rows", 8),)),
@@ -99,12 +98,6 @@ AXES = (
     Axis("collapse", jobs.collapse, "samples", 4),
     Axis("collapse", jobs.collapse, "tokens", 32),
     Axis("collapse", jobs.collapse, "prompts", 4, QUADRATIC, CELLS),
-    Axis("report page", jobs.report_page, "runs", 2),
-    Axis("re-scoring", jobs.rescoring, "rows", 32),
-    Axis("statistics", jobs.statistics, "rows", 200, held=(("resamples", 2000),)),
-    Axis("statistics", jobs.statistics, "resamples", 2000, held=(("rows", 200),)),
-    Axis("ROUGE", jobs.rouge_texts, "rows", 400),
-    Axis("meta-evaluation", jobs.meta, "models", 200),
 )
 
 

@@ -5,11 +5,8 @@ A job's function gets its sizes and returns the work to be measured, with everyt
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import random
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rouge import made_up_pairs, vocabulary
+import vestige
 from vestige.types import Prompt, Target
 
 Work = Callable[[], Any]
@@ -50,6 +47,12 @@ def ids(rng: np.random.Generator, count: int) -> tuple[int, ...]:
 # ----------------------------------------------------------------------------------------------- evaluation and scoring
 
 
+def vocabulary(rng: random.Random, size: int) -> list[str]:
+    starts = ["".join(rng.choices("bcdfglmnprstv", k=1) + rng.choices("aeiou", k=1)) for _ in range(400)]
+    ends = ["", "", "s", "ed", "ing", "ly", "ation", "ment", "ness", "er", "ies", "able"]
+    return ["".join(rng.choices(starts, k=rng.choice([1, 2, 2, 3]))) + rng.choice(ends) for _ in range(size)]
+
+
 def write_data(folder: Path, rows: int, words: int) -> Path:
     """All splits, questions of 12 words, answers and five wrong answers of `words` words."""
     rng = random.Random(0)
@@ -72,90 +75,24 @@ def write_data(folder: Path, rows: int, words: int) -> Path:
 def tokenizer(folder: Path) -> Any:
     from vestige.lab.models import train_tokenizer
 
-    texts = [v for line in (folder / "forget.jsonl").read_text().splitlines() for v in _texts(json.loads(line))]
+    texts = []
+    for line in (folder / "forget.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        texts += [row["question"], row["answer"], row["paraphrased_answer"], *row["perturbed_answer"]]
     return train_tokenizer(texts, 700, 4096)
-
-
-def _texts(row: dict[str, Any]) -> list[str]:
-    return [row["question"], row["answer"], row["paraphrased_answer"], *row["perturbed_answer"]]
 
 
 def run_eval(folder: Path, out: Path, words: int) -> Any:
     """A whole evaluation in memory; texts are as long as answers (a random model never ends by itself)."""
-    from vestige.engine.config import make_config
-    from vestige.engine.evaluate import evaluate_config
-    from vestige.models.load import wrap_model
-
     read = tokenizer(folder)
     model = llama(vocab=len(read))
     long = [f"+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.max_new_tokens={2 * words}"]
-    ask = {
-        "model": "in-memory",
-        "data": str(folder),
-        "out": str(out),
-        "metrics": METRICS,
-        "progress": False,
-        "overrides": long,
-    }
-    run, loaded = make_config(**ask), wrap_model(model, read)
-    return lambda: evaluate_config(run, loaded)
+    return lambda: vestige.evaluate(model, tokenizer=read, data=folder, out=out, metrics=METRICS, overrides=long)
 
 
 def evaluation(rows: int = 4, words: int = 16) -> Work:
     here = place()
     return run_eval(write_data(here / "data", rows, words), here / "run", words)
-
-
-def finished(rows: int, words: int = 12, copies: int = 1) -> list[Path]:
-    """Run directories of one evaluation. Copies share their numbers, which costs a reader no less."""
-    here = place()
-    run_eval(write_data(here / "data", rows, words), here / "run0", words)()
-    for i in range(1, copies):
-        shutil.copytree(here / "run0", here / f"run{i}")
-    return [here / f"run{i}" for i in range(copies)]
-
-
-def rescoring(rows: int = 4) -> Work:
-    from vestige.runs.evaluation import rescore
-
-    run = finished(rows)[0]
-    return lambda: rescore(run)
-
-
-def report_page(runs: int = 1) -> Work:
-    """`vestige report` over finished runs."""
-    from vestige.cli import main
-
-    found = finished(4, copies=runs)
-    out = place() / "report"
-    return lambda: quietly(lambda: main(["report", *map(str, found), "--out", str(out)]))
-
-
-def quietly(work: Work) -> Any:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        status = work()
-    assert status == 0, status
-
-
-def sweeping(models: int = 1) -> Work:
-    """A sweep in this process: loading, evaluating and noting each model."""
-    from vestige.cli import main
-
-    here = place()
-    data = write_data(here / "data", 4, 8)
-    read = tokenizer(data)
-    with contextlib.redirect_stderr(io.StringIO()):  # progress bars
-        for i in range(models):
-            llama(i, vocab=len(read)).save_pretrained(here / f"m{i}")
-            read.save_pretrained(here / f"m{i}")
-    names = {f"m{i}": str(here / f"m{i}") for i in range(models)}
-    plan = {
-        "out": str(here / "out"),
-        "models": names,
-        "suites": {"tofu": {"data": str(data), "metrics": ["forget_Q_A_Prob"]}},
-    }
-    (here / "plan.yaml").write_text(json.dumps(plan))  # JSON is YAML
-    return lambda: quietly(lambda: main(["sweep", str(here / "plan.yaml"), "--slots", "0"]))
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
@@ -244,42 +181,3 @@ def collapse(prompts: int = 4, samples: int = 2, tokens: int = 16) -> Work:
         label_metrics(cross_of(found.sums, found.lengths, own, xs), "all", Ema())
 
     return work
-
-
-# ---------------------------------------------------------------------------------------------- numbers without a model
-
-
-def statistics(rows: int = 100, resamples: int = 1000) -> Work:
-    """Intervals of nine means, a harmonic mean and an AUC."""
-    from vestige.stats import bootstrap
-    from vestige.stats.bootstrap import sample
-
-    rng = np.random.default_rng(0)
-    means = [sample(rng.random(rows), "forget") for _ in range(9)]
-    low, high = sample(rng.random(rows), "forget"), sample(rng.random(rows), "holdout")
-    wanted = {str(i): bootstrap.mean(s) for i, s in enumerate(means)} | {"area": bootstrap.auc(low, high)}
-    wanted["utility"] = bootstrap.harmonic_mean([bootstrap.mean(s) for s in means])
-
-    def work() -> None:
-        draws = bootstrap.Resampler([*means, low, high], resamples).draws(wanted)
-        for values in draws.values():
-            bootstrap.interval(values, rows)
-
-    return work
-
-
-def rouge_texts(rows: int = 200) -> Work:
-    from rouge import ours_from_nothing
-
-    pairs = made_up_pairs(rows, 1)
-    return lambda: ours_from_nothing(pairs)
-
-
-def meta(models: int = 20) -> Work:
-    """Faithfulness of one metric: AUC, threshold and their intervals over two pools."""
-    from vestige.meta.faithfulness import faithfulness
-
-    rng = np.random.default_rng(0)
-    high = {f"p{i}": float(v) for i, v in enumerate(rng.normal(1, 1, models))}
-    low = {f"n{i}": float(v) for i, v in enumerate(rng.normal(0, 1, models))}
-    return lambda: faithfulness(high, low, resamples=1000)

@@ -118,11 +118,7 @@ def score_batch(peer: Peer, items: Sequence[Item]) -> tuple[torch.Tensor, torch.
     labels = padded([item[1] for item in items], IGNORE).to(peer.model.device)
     mask = ids != peer.pad_id  # not by length: this is what hides end-of-turn tokens when pad = eos
     logits = peer.model(input_ids=ids, attention_mask=mask.long()).logits.float()
-    peer.counts["score_forwards"] += 1
-    peer.counts["score_rows"] += len(items)
     peer.counts["score_tokens_padded"] += ids.numel()
-    peer.counts["score_tokens_real"] += sum(len(item[0]) for item in items)
-    peer.counts["label_tokens"] += int((labels != IGNORE).sum())
     return logits[:, :-1], labels[:, 1:]
 
 
@@ -159,9 +155,6 @@ def generate_batch(peer: Peer, rows: Sequence[Row]) -> list[dict[str, Any]]:
         use_cache=True,
         pad_token_id=peer.tokenizer.eos_token_id,
     )[:, ids.shape[1] :]
-    peer.counts["generate_calls"] += 1
-    peer.counts["gen_rows"] += len(rows)
-    peer.counts["gen_prefill_tokens"] += ids.numel()
     peer.counts["gen_tokens_emitted"] += out.numel()
     found = []
     for (prompt, whole), new in zip(pairs, out.tolist(), strict=True):

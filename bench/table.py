@@ -35,16 +35,10 @@ RUNS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "trajectory": ([], ["--vocabulary", "2000", "--length", "8", "--steps", "4"]),
     "collapse": (["--repeat", "1"], ["--repeat", "1", "--prompts", "2"]),
-    "rouge": ([], ["--rows", "50", "--models", "1"]),
     "resampling": ([], ["--rows", "50", "--resamples", "100", "--models", "10"]),
     "growth": ([], ["--smallest", "--repeat", "1"]),
 }
-NO_PEER = {
-    "sweep": "none: a sweep is one evaluation after another",
-    "re-scoring": "none: others run the model again",
-    "report page": "none",
-}
-ORDER = ("eval", "depth", "trajectory", "collapse", "ROUGE", "statistics", "meta-evaluation", *NO_PEER)
+ORDER = ("eval", "depth", "trajectory", "collapse", "statistics", "meta-evaluation")
 HEAD = (
     "capability", "next to", "times faster", "the same numbers?", "over bare forwards", "peak memory",
     "growth per doubling",
@@ -73,8 +67,6 @@ def capability_rows(comparisons: list[dict[str, Any]], growths: list[dict[str, A
         peers = [c for c in comparisons if c["capability"] == name]
         memory = f"{max(max(g['megabytes']) for g in grown):.0f} MB" if grown else ""
         growth = ", ".join(f"{g['axis']} {g['per_doubling']:.1f}{'' if g['good'] else ' (**steep**)'}" for g in grown)
-        if name in NO_PEER:
-            rows.append([name, NO_PEER[name], "", "", "", memory, growth])
         for i, c in enumerate(peers):
             times = f"{c['peer_seconds'] / c['seconds']:.1f}"
             if c["memory_ratio"]:

@@ -3,9 +3,8 @@
     python bench/verdict_bench.py run OUT        # a seed after the other; what is there already stays
     python bench/verdict_bench.py store OUT      # tests/golden/verdict/facts.json, and the table in docs/verdict.md
     python bench/verdict_bench.py docs           # the table once more, from the stored facts
-    python bench/verdict_bench.py tune OUT|FILE  # words on the tuning seeds for other constants of the rule
 
-The constants in compare/rule.py were fixed on TUNING; the table is made on TABLE, whose models no constant has seen.
+The constants in verdict/rule.py were fixed on TUNING; the table is made on TABLE, whose models no constant has seen.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from known_models.verdict_models import BenchSettings
-from known_models.verdict_runs import run_bench
-from vestige.meta.verdict import TARGETS, bench_json, bench_lines, facts_json, read_bench
-from vestige.verdict.rule import RULE
+from known_models.verdict_runs import BenchSettings, run_bench
+from measure import replace_section
+from vestige.meta.verdict import bench_json, bench_lines, facts_json, read_bench
 
 ROOT = Path(__file__).parent.parent
 STORED = ROOT / "tests" / "golden" / "verdict" / "facts.json"
@@ -33,7 +30,7 @@ DIGITS = 6  # significant ones of a stored number: a verdict that rests on more 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("run", "store", "docs", "tune"))
+    parser.add_argument("step", choices=("run", "store", "docs"))
     parser.add_argument("place", nargs="?", type=Path, default=STORED)
     parser.add_argument("--seeds", default="", help="run: only these, as 1,2")
     args = parser.parse_args()
@@ -44,10 +41,8 @@ def main() -> int:
         STORED.parent.mkdir(parents=True, exist_ok=True)
         STORED.write_text(stored(args.place))
         write_page()
-    elif args.step == "docs":
-        write_page()
     else:
-        tune(args.place)
+        write_page()
     return 0
 
 
@@ -70,7 +65,7 @@ def page_part() -> str:
     body = bench_json(read_bench(STORED))
     apart = f"{body['tuning']['models']} further models of {_seeds(TUNING)} served to fix the rule's constants"
     head = f"{body['table']['models']} models of {_seeds(TABLE)}; {apart}, and are not in the table."
-    return f"{START}\n{head}\n\n```text\n{bench_lines(body)}\n```\n{END}"
+    return f"{head}\n\n```text\n{bench_lines(body)}\n```"
 
 
 def _seeds(seeds: tuple[int, ...]) -> str:
@@ -78,26 +73,7 @@ def _seeds(seeds: tuple[int, ...]) -> str:
 
 
 def write_page() -> None:
-    text = PAGE.read_text()
-    before, rest = text.split(START)
-    PAGE.write_text(before + page_part() + rest.split(END)[1])
-
-
-def tune(place: Path) -> None:
-    """For each margin how many targets the tuning seeds miss, and by what."""
-    models = [m for m in read_bench(place) if m.tuning]
-    for margin in (0.1, 0.15, 0.2, 0.25, 0.3):
-        for kept in (0.75, 0.8, 0.85):
-            body = bench_json(models, replace(RULE, margin=margin, kept=kept))["tuning"]
-            missed = [r["what"] for r in body["rates"] if r["met"] is False]
-            print(
-                f"margin {margin:g}, kept {kept:g}: {len(TARGETS) - len(missed)} of {len(TARGETS)} met",
-                *missed,
-                sep="; ",
-            )
-    print(bench_lines(bench_json(models), "tuning"))
-    for row in bench_json(models)["models"]:
-        print(f"{row['truth']:15s} {row['name']:18s} {row['word']:16s} {row['outputs']}")
+    replace_section(PAGE, page_part(), START, END)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ PARTS = {
     "models": (
         *(
             "models/test_families.py",
-            "models/test_families_run.py",
             "models/test_diffusion_gemma.py",
         ),
         *("samplers/test_families_samplers.py", "suites/test_trajectory_axis.py"),

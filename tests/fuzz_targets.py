@@ -1,4 +1,4 @@
-"""The list of everything that is fuzzed: tests/test_fuzz.py and tools/fuzz.py work through it."""
+"""The list of everything that is fuzzed: tests/test_fuzz.py works through it."""
 
 from __future__ import annotations
 

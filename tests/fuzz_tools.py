@@ -1,4 +1,4 @@
-"""What is fuzzed: every reader of other people's files, as a function of bytes. Tests and tools/fuzz.py share the list.
+"""What is fuzzed: every reader of other people's files, as a function of bytes. Tests share the list.
 
 A target may do two things with any input: work, or raise a UserError of one sentence. Everything else is a finding.
 """

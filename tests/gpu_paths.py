@@ -1,5 +1,4 @@
-"""Every way of `collect` through a model, small enough to run on pretend tensors. Used by tests/test_gpu.py and by
-tools/gpu_counts.py, which writes the table of docs/gpu.md.
+"""Every way of `collect` through a model, small enough to run on pretend tensors. For tests/collect/test_gpu.py.
 
 A path takes a function that moves a model to where it is to run, and gives what was measured (any arrays) and over how
 many units (batches, steps, passes, rows) the counts are spread.

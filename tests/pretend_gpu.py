@@ -73,11 +73,6 @@ class Ledger:
     def waits(self) -> int:
         return sum(n for (kind, _), n in self.counts.items() if kind in WAITING)
 
-    @property
-    def library(self) -> int:
-        """How many of the waits come from inside transformers, whoever called it."""
-        return sum(n for (kind, site), n in self.counts.items() if kind in WAITING and "(" in site)
-
     def copies(self, kind: str, ours: bool = False) -> int:
         return sum(n for (k, site), n in self.counts.items() if k == kind and not (ours and "(" in site))
 

@@ -29,7 +29,11 @@ from vestige.plugins import ATTACKS, CARDS, DATASETS, FAMILIES, HANDLERS, METHOD
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    README,
+    *(ROOT / f"{name}.md" for name in ("AGENTS", "CHANGELOG", "CONTRIBUTING")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 DIFFUSION = LAB.parent / "lab_diffusion"
 STANDS_FOR = {
     "PATH_TO_MODEL": LAB / "models" / "unlearned",
@@ -135,7 +139,7 @@ def follow(page: Path, place: Path) -> None:
 
 def test_each_page_of_docs_has_an_example_that_runs() -> None:
     for page in PAGES:
-        if page.parent.name == "docs":
+        if page.parent == ROOT / "docs":
             assert any(b.kind in ("bash", "python") and not b.mark for b in blocks(page)), page.name
 
 
@@ -166,12 +170,10 @@ def test_pages_name_no_machine() -> None:
         assert found is None, f"{page.name}: {found}"
 
 
-def test_every_flag_is_documented() -> None:
-    verbs = parser().verbs
+def test_every_verb_is_documented() -> None:
+    """Its flags are in `vestige VERB --help`, which the site shows on one page (tests/test_site.py)."""
     page = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
-    flags = {f for verb in verbs.values() for f in verb.options}
-    assert [f for f in sorted(flags) if not re.search(rf"`[^`]*{re.escape(f)}\b", page)] == []
-    assert [v for v in verbs if f"\n## {v}\n" not in page] == []
+    assert [v for v in parser().verbs if f"\n## {v}\n" not in page] == []
 
 
 def test_every_handler_is_documented() -> None:

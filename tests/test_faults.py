@@ -1,4 +1,4 @@
-"""A few seeded faults (tools/faults.py strikes hundreds), and what the kit itself must be able to see."""
+"""A few seeded faults, and what the kit itself must be able to see."""
 
 from __future__ import annotations
 

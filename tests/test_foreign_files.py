@@ -218,16 +218,6 @@ def failing(words: list[str], out: Path, place: Path, how: str) -> list[str]:
     return [str(spoilt(p, place, how)) if spoil else w for w, p, spoil in zip(words, given, inputs, strict=True)]
 
 
-def test_a_table_says_which_runs_it_lacks(shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["table", str(shelf / "full"), str(spoilt(shelf / "retain", tmp_path, "damaged"))]
-    assert main(words) == 1
-    said = capsys.readouterr()
-    assert (
-        METRIC in said.out and "problem: " in said.err and "spoilt/retain" in said.err and "--skip-broken" in said.err
-    )
-    assert main([*words, "--skip-broken"]) == 0
-
-
 @pytest.mark.parametrize("how", ["missing", "damaged"])
 @pytest.mark.parametrize("name", NAMES)
 def test_failure_leaves_them_alone(
@@ -276,23 +266,6 @@ def test_kill_and_full_disk(name: str, fault: str, shelf: Path, tmp_path: Path) 
         left = [p for p in (place / "out").rglob(".*.tmp*") if str(p.relative_to(place)) not in before]
         left = [p for p in left if "x.tmp" not in p.name and ".0123456789abcdef" not in p.name]
         assert left == [], (fault, n, total)
-
-
-def test_a_small_disk(shelf: Path, tmp_path: Path) -> None:
-    """A limit on the size of files, as a quota sets it, while weights are written."""
-    import resource
-    import signal
-
-    words, before = ready(verbs(shelf)["unlearn --overwrite"], tmp_path / "x" / "out")
-    ours = {k: v for k, v in seen(tmp_path / "x" / "out").items() if k.endswith((".safetensors", ".json"))}
-
-    def arm() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    ended = child(words, arm)
-    assert ended.status != 0
-    assert lost(before, tmp_path / "x") == [] and lost(ours, tmp_path / "x" / "out") == [], ended.text
 
 
 # ---- the lab -----------------------------------------------------------------------------------------------------

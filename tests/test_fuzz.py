@@ -1,7 +1,6 @@
 """Readers of other people's files, with inputs drawn by hypothesis: each works or says one sentence. See fuzz_targets.
 
-The profile is derandomised, so that CI draws the same inputs every time; tools/fuzz.py draws new ones for as long as it
-is told to.
+The profile is derandomised, so that CI draws the same inputs every time.
 """
 
 from __future__ import annotations

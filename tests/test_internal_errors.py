@@ -229,22 +229,6 @@ def test_secrets_stay_out_of_what_is_written_and_printed(
     assert "token=***" in everything and not [s for s in SECRETS if s in everything]
 
 
-def test_a_run_left_out_of_a_report_shows_in_the_status(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "TOFU_EVAL.json").write_text('{"forget_Q_A_Prob": {"agg_value": 0.1, "value_by_index": [1, 2]}}')
-    words = ["report", str(runs["eval"]), str(broken), "-o", str(tmp_path / "r")]
-    assert main(words) == 1
-    said = capsys.readouterr()
-    assert "broken was left out" in said.out and "value_by_index" in said.out and "--skip-broken" in said.err
-    assert (tmp_path / "r" / "index.html").is_file()
-    assert main([*words, "--skip-broken"]) == 0
-    assert "broken was left out" in capsys.readouterr().out
-    assert main(["report", str(runs["eval"]), "-o", str(tmp_path / "r")]) == 0
-
-
 def test_view_keeps_its_page_and_reports_the_bug(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

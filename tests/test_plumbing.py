@@ -10,7 +10,6 @@ import os
 import shutil
 import time
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +22,7 @@ from vestige.cli import main
 from vestige.collect.safety import check_tokens
 from vestige.depth.kept import KEPT, score_again
 from vestige.engine import handles
-from vestige.engine.handles import ModelHandle, unquantised
+from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError
 from vestige.io import DamagedError
 from vestige.models import fingerprint as fingerprints
@@ -35,7 +34,7 @@ from vestige.runs.evidence import EvidenceFolder
 from vestige.runs.files import read_packed, write_packed
 from vestige.runs.manifest import read_run
 from vestige.sweep import tasks as task_keys
-from vestige.sweep.tasks import Task, checkpoint_parts, harness_part, is_done, make_tasks, perform, task_key
+from vestige.sweep.tasks import harness_part, is_done, make_tasks, perform
 from vestige.types import TokenStats
 
 
@@ -55,11 +54,6 @@ def test_the_way_4bit_weights_are_read_is_in_the_identity(checkpoint: Path, monk
     monkeypatch.setattr(handles, "RULE", "4-bit, another rule")
     after = names()
     assert before[0] != after[0] and before[1] == after[1]
-
-
-def test_models_that_others_are_measured_against_are_not_quantised(checkpoint: Path) -> None:
-    args = unquantised(ModelHandle(ModelArgs(str(checkpoint), quantization="8bit"))).args
-    assert args is not None and args.quantization is None and args.path == str(checkpoint)
 
 
 @pytest.mark.parametrize("name", ["eos_token_id", "mask_token_id", "pad_token_id", "bos_token_id"])
@@ -114,21 +108,6 @@ def test_which_adapter_is_on_counts() -> None:
 # ---- keys of tasks --------------------------------------------------------------------------------------------------
 
 
-def test_a_hub_id_is_its_name_and_revision() -> None:
-    keys = [tuple(checkpoint_parts(ModelArgs(p, revision=r))) for p, r in (("a/b", "1"), ("a/b", "2"), ("a/c", "1"))]
-    assert len(set(keys)) == 3
-
-
-def test_the_precision_of_a_checkpoint_counts_where_it_is_not_asked_for(tmp_path: Path) -> None:
-    place = save(tmp_path / "m")
-    found = []
-    for dtype in ("float32", "bfloat16"):
-        body = json.loads((place / "config.json").read_text())
-        (place / "config.json").write_text(json.dumps({**body, "dtype": dtype}))
-        found.append([checkpoint_parts(ModelArgs(str(place), dtype=d)) for d in ("auto", "float32")])
-    assert found[0][0] != found[1][0] and found[0][1] == found[1][1]
-
-
 def test_the_version_of_a_foreign_harness_counts_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for version in ("1", "2"):
@@ -154,21 +133,6 @@ def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
     with open_run(out, "eval", []) as run:
         run.finish(manifest)
     assert not is_done(task)
-
-
-def test_an_attack_counts_with_its_settings(tmp_path: Path) -> None:
-    from sweep_tools import write_plan
-    from vestige.sweep.plan import read_plan
-
-    task = replace(make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0], kind="attack", attack="a")
-    keys = [task_key(replace(task, how={"attack": "noise", "std": std})) for std in (0.1, 0.2, 0.1)]
-    assert keys[0] == keys[2] != keys[1]
-
-
-def test_a_depth_task_reads_three_checkpoints() -> None:
-    task = Task("depth/u", "depth", "u", "U", "out", "log", {"full": "F", "retain": "R"})
-    assert task.checkpoints_read == ["U", "F", "R"]
-    assert replace(task, kind="eval").checkpoints_read == ["U"]
 
 
 # ---- depth made again -----------------------------------------------------------------------------------------------

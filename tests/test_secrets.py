@@ -107,21 +107,6 @@ def test_retain_logs_named_by_the_environment(
     assert token(2) not in spoken(capfd)
 
 
-def test_a_setting_that_is_not_set_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MY_K", "0.4")
-    run, word = tmp_path / "run", "++eval.tofu.metrics.mia_min_k.k=${oc.env:MY_K}"
-    flags = ["--data", DATA, "--limit", "3", "--quiet", "--metrics", "mia_min_k"]
-    assert main(["eval", "tofu", "--model", UNLEARNED, "--out", str(run), *flags, word]) == 0
-    before = (run / "TOFU_EVAL.json").read_bytes()
-    assert main(["score", str(run)]) == 0
-    assert (run / "TOFU_EVAL.json").read_bytes() == before
-    monkeypatch.delenv("MY_K")
-    assert main(["score", str(run)]) == 2
-    assert "environment variable MY_K" in spoken(capfd)
-
-
 def test_train_and_unlearn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Trainer arguments, the model's token, and what the checkpoint's own files say of it."""
     monkeypatch.setenv("HUB", token(3))

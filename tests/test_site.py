@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from vestige.cli import parser
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,12 +35,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_link_leads_to_a_file_and_a_heading(site: Path) -> None:
     texts = {p.name: p.read_text(encoding="utf-8") for p in site.glob("*.html")}
-    assert len(texts) > 25
+    assert len(texts) > 15
     for name, text in texts.items():
         for target in re.findall(r"""<a [^>]*href=["']([^"'#?]*)[^"']*["']""", text):
             assert target == "" or target.startswith("https://") or (site / target).is_file(), f"{name}: {target}"
         for file, anchor in re.findall(r"""href=["'](\w+\.html)#([^"']+)["']""", text):
             assert re.search(rf"""id=["']{re.escape(anchor)}["']""", texts[file]), f"{name}: {file}#{anchor}"
+
+
+def test_every_flag_of_every_verb_is_shown(site: Path) -> None:
+    page = (site / "flags.html").read_text(encoding="utf-8")
+    verbs = parser().verbs
+    assert [verb for verb in verbs if f">vestige {verb}<" not in page] == []
+    arguments = [a for verb in verbs.values() for a in verb.arguments if a.help != argparse.SUPPRESS]
+    assert [flag for argument in arguments for flag in argument.option_strings if flag not in page] == []
 
 
 def test_the_search_works_from_disk(site: Path) -> None:
@@ -62,21 +73,21 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_only_what_the_last_build_wrote_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second build takes its own pages away, and nothing that somebody put beside them or over them."""
+    """A second build takes its own pages and folders away, and nothing that somebody put next to them or over them."""
     module, out = builder(), tmp_path / "out"
     pages = {"README": tmp_path / "index.md", "lab": tmp_path / "lab.md", "data": tmp_path / "data.md"}
     for name, page in pages.items():
         page.write_text(f"# {name}\n")
     monkeypatch.setattr(module, "find_pages", lambda: pages)
     monkeypatch.setattr(module, "reference", lambda: "# Reference\n")
+    monkeypatch.setattr(module, "flags", lambda: "# Flags\n")
     monkeypatch.setattr(module, "metric_pages", lambda: {module.INDEX: "# Every metric\n"})
     module.build(out)
     (out / "notes.txt").write_text("years of work")
-    (out / "_static" / "mine.css").write_text("years of work")
     del pages["data"]
     module.build(out)
     assert (out / "lab.html").is_file() and not (out / "data.html").exists()
-    assert (out / "notes.txt").read_text() == (out / "_static" / "mine.css").read_text() == "years of work"
+    assert (out / "notes.txt").read_text() == "years of work"
     (out / "data.html").write_text("years of work")
     pages["data"] = tmp_path / "data.md"
     before = (out / "lab.html").read_bytes()

@@ -1,5 +1,5 @@
 """The staleness matrix: after each change a command's numbers are those of a fresh directory, and nothing is computed
-that need not be. docs/faults.md shows the matrix."""
+that need not be. docs/faults.md has the rule."""
 
 from __future__ import annotations
 

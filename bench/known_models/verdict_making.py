@@ -1,6 +1,6 @@
 """How the models of the verdict's bench are made: a function for each way, each from base or from full.
 
-In: a corpus, settings and recipes. Out: checkpoints. Caller: verdict_models.py.
+In: a corpus, settings and recipes. Out: checkpoints. Caller: verdict_runs.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from known_models.verdict_models import BenchRecipe, BenchSettings
+from known_models.verdict_runs import BenchRecipe, BenchSettings
 from vestige.lab.corpus import Corpus, both_phrasings
 from vestige.lab.models import (
     KNOWN_TO_ALL,

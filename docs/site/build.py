@@ -2,8 +2,9 @@
 
     python docs/site/build.py [OUT]      (make docs; OUT is `site` unless given)
 
-    README, CONTRIBUTING, CHANGELOG, docs/*.md --staged--> one folder of pages --Sphinx--> OUT/VERSION/*.html
+    README, AGENTS, CONTRIBUTING, CHANGELOG, docs/*.md --staged--> one folder of pages --Sphinx--> OUT/VERSION/*.html
     src/vestige --reference--> api.md, one section per module, from docstrings
+    src/vestige/options.py --flags--> flags.md, the help of every verb
     cards --metric_pages.py--> one page per metric
     OUT/index.html leads to the newest version; OUT/versions.js lists all that were built there, for the menu
 
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige import __version__
+from vestige.cli import parser
 from vestige.errors import UserError
 from vestige.runs.directory import install, open_run, scratch
 from vestige.runs.manifest import is_run
@@ -33,20 +35,15 @@ from metric_pages import INDEX, metric_pages
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "src" / "vestige"
 
-MADE = ("api", INDEX)  # pages that no file holds
+MADE = ("api", "flags", INDEX)  # pages that no file holds
 # What is in the margin, in the order in which a newcomer reads. A page that is in no group stops the build.
 GROUPS = {
-    "Start": [
-        "README", "tutorial", "notebook", "questions", "lab", "own_data", "models", "data", "open_unlearning", "guides",
-    ],
-    "Measure": ["evaluate", "metrics", INDEX, "statistics", "diffusion", "depth", "collapse", "lm_eval"],
-    "Make and attack": ["unlearn", "watch", "stress", "real_model", "sweep", "servers"],
-    "Results": [
-        "verdict", "results", "report", "report_format", "publish", "explain", "diff", "import", "meta", "parity",
-    ],
-    "Extend": ["architecture", "howto", "plugins", "configuration", "python", "api"],
-    "Trust": ["bench", "gpu", "faults", "bad_input", "security", "errors", "mutation"],
-    "Project": ["glossary", "cite", "CONTRIBUTING", "CHANGELOG"],
+    "Start": ["README", "tutorial", "notebook", "questions", "lab", "data", "models"],
+    "Measure": ["evaluate", "flags", "metrics", INDEX, "statistics", "diffusion", "depth", "collapse"],
+    "Make and attack": ["unlearn", "sweep"],
+    "Results": ["results", "report", "verdict", "meta", "faults", "bench"],
+    "Extend": ["howto", "configuration", "python", "other_tools", "architecture", "api"],
+    "Project": ["CONTRIBUTING", "AGENTS", "CHANGELOG"],
 }  # fmt: skip
 SETTINGS = """
 project = "vestige"
@@ -91,7 +88,7 @@ class BuildError(Exception):
 
 def find_pages() -> dict[str, Path]:
     """Every page there is, by name, in the order of the groups."""
-    places = {p.stem: p for p in [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]}
+    places = {p.stem: p for p in (ROOT / f"{name}.md" for name in ("README", "AGENTS", "CHANGELOG", "CONTRIBUTING"))}
     places |= {p.stem: p for suffix in ("md", "ipynb") for p in sorted((ROOT / "docs").glob(f"*.{suffix}"))}
     grouped = [name for group in GROUPS.values() for name in group]
     if lost := sorted(set(places) - set(grouped)):
@@ -144,6 +141,14 @@ def contents(pages: dict[str, Path]) -> str:
     return "\n\n" + "\n\n".join(out) + "\n"
 
 
+def flags() -> str:
+    """The help of every verb, as `vestige VERB --help` prints it."""
+    parts = ["# Flags\n\nWhat `vestige VERB --help` prints.\n"]
+    for name, verb in parser().verbs.items():
+        parts.append(f"## vestige {name}\n\n```text\n{verb.format_help()}```\n")
+    return "\n".join(parts)
+
+
 # ---- the reference ----------------------------------------------------------------------------------------------
 
 
@@ -153,7 +158,7 @@ def reference() -> str:
         "# Reference\n\nMade from docstrings. The names in `vestige` itself (`vestige.evaluate`, `vestige.score`, ...) "
         "are the stable interface; the rest may move between releases.\n"
     ]
-    first = sorted((SOURCE / "api").glob("*.py"))  # what most people call
+    first = [SOURCE / "api.py"]  # what most people call
     for path in [*first, *(p for p in sorted(SOURCE.rglob("*.py")) if p not in (*first, SOURCE / "__main__.py"))]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
@@ -231,7 +236,7 @@ def build(out: Path) -> list[Path]:
         for name, path in pages.items():
             text = staged(path, pages, images) + (contents(pages) if name == "README" else "")
             (place / f"{page_name(name)}.md").write_text(text, encoding="utf-8")
-        for name, text in {"api": reference(), **metric_pages()}.items():
+        for name, text in {"api": reference(), "flags": flags(), **metric_pages()}.items():
             (place / f"{name}.md").write_text(text, encoding="utf-8")
         (place / "conf.py").write_text(SETTINGS.replace("VERSION", __version__), encoding="utf-8")
         (place / "_templates").mkdir()

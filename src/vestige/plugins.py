@@ -3,7 +3,7 @@
     from vestige.plugins import attack, handler, method, metric, register_family
 
 Names are imported from their packages on first use: importing this module imports nothing heavy. A plug-in is a
-Python file that every verb which evaluates, trains or attacks takes as --plugin FILE (docs/plugins.md).
+Python file that every verb which evaluates, trains or attacks takes as --plugin FILE (docs/howto.md).
 """
 
 from __future__ import annotations

@@ -217,40 +217,6 @@ class Knows(Evaluator):
 """
 
 
-def test_logs_that_a_class_brings_are_kept_and_those_of_an_earlier_run_are_not(tmp_path: Path) -> None:
-    brought = '{"forget_truth_ratio": {"agg_value": 0.125}}'
-    _, summary = run(tmp_path, KNOWS.replace("EXTRA", brought), "Knows")
-    assert summary["forget_truth_ratio"] == 0.125
-    # Their framework would take the old number from the file; here it is made of evidence again.
-    path = tmp_path / "run" / "KNOWS_EVAL.json"
-    _, summary = run(tmp_path, KNOWS.replace("EXTRA", "{}"), "Knows")
-    assert summary["forget_truth_ratio"] == plain(tmp_path)["forget_truth_ratio"]["agg_value"]
-    assert json.loads(path.read_text())["forget_truth_ratio"]["agg_value"] != 0.125
-
-
-WRITES_ITSELF = """
-import json, os
-from evals.base import Evaluator
-
-
-class Plainly(Evaluator):
-    def __init__(self, eval_cfg, **kwargs):
-        super().__init__("PLAINLY", eval_cfg, **kwargs)
-
-    def save_logs(self, logs, file):
-        os.makedirs(os.path.dirname(file), exist_ok=True)
-        with open(file, "w") as f:
-            json.dump(dict(logs), f)
-"""
-
-
-def test_a_class_that_writes_its_files_itself(tmp_path: Path) -> None:
-    for _ in range(2):
-        details, summary = run(tmp_path, WRITES_ITSELF, "Plainly")
-    assert summary == {m: details[m]["agg_value"] for m in METRICS.split(",")}
-    assert main(["verify", str(tmp_path / "run"), "--plugin", str(tmp_path / "bench.py")]) == 0
-
-
 WRAPS = """
 import numpy as np
 from torch.utils.data import DataLoader
@@ -357,13 +323,6 @@ _register_benchmark(OnlyNamed)  # as the guide prints it: at home this line is i
 """
 
 
-def test_a_class_that_only_has_a_name_is_an_ordinary_run(tmp_path: Path) -> None:
-    details, _ = run(tmp_path, NAMED, "OnlyNamed")
-    assert details == plain(tmp_path)
-    assert (tmp_path / "run" / "NAMED_EVAL.json").is_file()
-    assert main(["score", str(tmp_path / "run")]) == 0  # no code is needed for that
-
-
 SETTINGS = """
 from evals.base import Evaluator
 
@@ -447,16 +406,6 @@ def test_a_suite_names_a_function_of_scores(tmp_path: Path, capsys: pytest.Captu
     assert read(tmp_path / "run")[1]["overall"] == pytest.approx(sum(asked) / 4)
     assert with_function(tmp_path, FUNCTION.replace("WEIGHT", "8")) == 0
     assert read(tmp_path / "run")[1]["overall"] == pytest.approx(sum(asked) / 8)
-
-
-def test_another_set_of_scores_when_scored_again(tmp_path: Path) -> None:
-    assert with_function(tmp_path, FUNCTION.replace("WEIGHT", "2")) == 0
-    more = FUNCTION.replace("WEIGHT", "2").replace('"why": Score(None, reason="no reason")', '"late": 3')
-    assert with_function(tmp_path, more, "score") == 0
-    details, summary = read(tmp_path / "run")
-    assert summary["late"] == 3 and details["why"]["agg_value"] is None
-    assert with_function(tmp_path, more, "verify") == 0
-    assert main(["compare", str(tmp_path / "run"), str(tmp_path / "run")]) == 0
 
 
 @one_test(("code", "said"), [

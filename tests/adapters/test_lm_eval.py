@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ pytest.importorskip("lm_eval")
 from conftest import LAB
 from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
 from loops import one_test
-from vestige.cli import main
 from vestige.models.load import LoadedModel, ModelArgs, load_model
 
 FULL = LAB / "models" / "full"
@@ -63,12 +60,6 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:
     return load_model(ModelArgs(path=str(FULL)))
-
-
-def run(out: Path, *words: str) -> dict[str, Any]:
-    """The command, and its three files."""
-    assert main(["eval", "lm_eval", "--model", str(FULL), "--out", str(out), *words]) == 0
-    return {p.stem: json.loads(p.read_text()) for p in out.glob("*.json") if not p.name.startswith(".")}
 
 
 def settings(tasks: Path, names: Any, **args: Any) -> dict[str, Any]:
@@ -130,32 +121,6 @@ def test_prompt_settings_are_in_effect(model: LoadedModel, tasks: Path, prompts:
     assert len(asked(num_fewshot=2)[0]) > 2 * len(plain[0])
 
 
-def test_a_task_that_fixes_its_examples_is_noted(model: LoadedModel, tasks: Path) -> None:
-    result = evaluate(model, tasks, ["lab_text"], max_samples=1, num_fewshot=2)
-    assert any("num_fewshot=2" in note for note in result.notes)
-
-
-def test_a_chat_template_that_is_not_there(model: LoadedModel, tasks: Path) -> None:
-    from vestige.errors import UserError
-
-    bare = copy.copy(model)
-    bare.tokenizer = copy.deepcopy(model.tokenizer)
-    bare.tokenizer.chat_template = None
-    with pytest.raises(UserError, match="has no chat template"):
-        evaluate(bare, tasks, ["lab_choice"], apply_chat_template=True)
-
-
-def test_the_tokenizer_of_the_caller_is_left_alone(model: LoadedModel, tasks: Path) -> None:
-    import vestige
-
-    tokenizer = copy.deepcopy(model.tokenizer)
-    tokenizer.pad_token = None
-    words = {"tasks": [str(tasks / "lab_choice.yaml")], "limit": 2}
-    result = vestige.evaluate(model.model, "lm_eval", tokenizer=tokenizer, **words)
-    assert tokenizer.pad_token is None
-    assert result.manifest["model"]["name"] == "in-memory model"
-
-
 def test_three_ways_to_name_a_task(model: LoadedModel, tasks: Path) -> None:
     import yaml
 
@@ -175,23 +140,6 @@ def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
     own, original = Path(lm_eval.tasks.__file__).parent, TaskIndex._iter_yaml_files
     few = staticmethod(lambda root: original(root / "wmdp" if Path(root) == own else root))
     monkeypatch.setattr(TaskIndex, "_iter_yaml_files", few)
-
-
-@pytest.mark.usefixtures("small_index")
-def test_subtasks_are_in_the_table_and_git_is_not_heard(
-    tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tasks / "outer.yaml").write_text("group: outer\ntask: [lab_group, lab_text]\n")  # a group without an average
-    (tmp_path / "bare").mkdir()
-    monkeypatch.chdir(tmp_path / "bare")
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))  # not a repository, wherever the tests run
-    got = run(tmp_path / "out", "--tasks", "outer", "--include-path", str(tasks), "--limit", "4")
-    shown = capfd.readouterr()
-    assert "git" not in shown.err
-    values = {"lab_group/acc", "lab_choice/acc", "lab_choice/acc_norm", "lab_more/acc", "lab_text/exact_match"}
-    assert values <= set(got["LMEval_SUMMARY"])
-    lines = {line.split()[0]: line.split()[1:] for line in shown.out.splitlines() if "/" in line.split(" ")[0]}
-    assert values <= set(lines) and lines["lab_more/acc"][0] != "-"
 
 
 def test_groups_and_changes_to_a_known_task(model: LoadedModel, tasks: Path) -> None:
@@ -231,19 +179,3 @@ def test_mistakes_are_one_sentence_and_load_no_model(tasks: Path, names: Any, ar
     with pytest.raises(UserError) as error:
         evaluate(settings(tasks, names, **args), never, None, False)
     assert needle in str(error.value) and "\n" not in str(error.value)
-
-
-def test_hydra_overrides(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["eval=lm_eval", f"eval.lm_eval.tasks=[{tasks / 'lab_choice.yaml'}]", "model=local", "task_name=x"]
-    words += [f"model.model_args.pretrained_model_name_or_path={FULL}", f"paths.output_dir={tmp_path}"]
-    assert main(["eval", *words, "--cfg"]) == 0
-    assert "lab_choice.yaml" in capsys.readouterr().out
-    assert main(["eval", *words, "data.max_samples=2"]) == 0
-    assert (tmp_path / "LMEval_SUMMARY.json").is_file()
-    assert main(["score", str(tmp_path)]) == 2
-    assert "keeps no evidence" in capsys.readouterr().err
-    before = (tmp_path / "manifest.json").read_bytes()
-    metrics = ["--data", str(LAB / "data"), "--metrics", "forget_Q_A_Prob", "--out", str(tmp_path)]
-    assert main(["eval", "tofu", "--model", str(FULL), *metrics]) == 2  # it would write over the manifest
-    assert "another kind (harness)" in capsys.readouterr().err
-    assert (tmp_path / "manifest.json").read_bytes() == before

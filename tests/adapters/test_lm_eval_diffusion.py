@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 pytest.importorskip("lm_eval")
 
 from lm_eval.api.instance import Instance
-from tokenizers.processors import TemplateProcessing
 
 from diffusion_tools import save_lab_bert
 from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
@@ -239,35 +237,3 @@ def test_generation_settings_are_in_effect(model: LoadedModel, caplog: pytest.Lo
         write(steps=0)
     with pytest.raises(UserError, match="leaves no room for a prompt"):
         write(max_gen_toks=POSITIONS)
-
-
-def test_contexts_and_templates(model: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
-    lm = harness(model, draws=2)
-    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
-    rendered = lm.apply_chat_template(chat)
-    assert rendered == model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert lm.chat_template(True) == model.tokenizer.chat_template
-    assert "/" not in lm.tokenizer_name and lm.tokenizer_name
-    # Without a context the beginning token stands in front; too long a context is cut from the left.
-    word = model.tokenizer.encode(" word", add_special_tokens=False)
-    assert lm.loglikelihood([asked("loglikelihood", "", " word")], disable_tqdm=True) == (
-        lm._loglikelihood_tokens([(("", ""), [lm.prefix_token_id], word)], disable_tqdm=True)
-    )
-    long = list(range(10, 10 + POSITIONS))
-    assert not caplog.messages
-    target = lm._target(("", ""), long, word)
-    assert target.ids == (*long[-(POSITIONS - len(word)) :], *word) and "cut from the left" in caplog.messages[0]
-    with pytest.raises(UserError, match="leaves no tokens to score"):
-        lm._target(("x", ""), long, [])
-
-
-def test_a_token_at_the_end_of_every_text_is_left_out(model: LoadedModel) -> None:
-    """BERT's own tokenizers close each text; a continuation must come before that."""
-    closing = copy.deepcopy(model.tokenizer)
-    ends = [("[B]", closing.bos_token_id), ("[E]", closing.eos_token_id)]
-    closing.backend_tokenizer.post_processor = TemplateProcessing(single="[B] $A [E]", special_tokens=ends)
-    assert closing.encode("a")[-1] == closing.eos_token_id
-    lm = DiffusionLM(model, closing, draws=2)
-    context, answer = (model.tokenizer.encode(text, add_special_tokens=False) for text in ("Where is it", " in a"))
-    assert lm._encode_pair("Where is it", " in a") == ([closing.bos_token_id, *context], answer)
-    assert lm.tok_encode(f"{closing.bos_token}Where is it") == [closing.bos_token_id, *context]

@@ -89,26 +89,6 @@ def test_attacks_on_weights_are_refused_through_a_server(
     assert not (tmp_path / "o").exists()
 
 
-def test_without_a_named_attack_those_on_prompts_are_made_and_the_others_named(
-    servers: dict[str, ModelServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["stress", "--model", str(MODELS["unlearned"]), "--data", str(DATA), "--limit", "2", "--quiet"]
-    words += ["--metrics", "forget_Q_A_Prob,forget_Q_A_ROUGE", "--out", str(tmp_path / "o")]
-    assert main([*words, "--server", servers["unlearned"].url]) == 0
-    out = capsys.readouterr().out
-    assert "not possible through a server: relearn, quantise, prune (it changes weights" in out.replace("\n", " ")
-    found = json.loads((tmp_path / "o" / "stress.json").read_text())
-    assert {r["attack"] for r in found["rows"]} == {"none", "jailbreak", "paraphrase", "few-shot", "leak"}
-
-
-def test_a_model_that_no_server_lists_is_refused_by_name(servers: dict[str, ModelServer], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"None of the servers serves '.*retain'"):
-        vestige.attack(
-            MODELS["unlearned"], DATA, "jailbreak", tmp_path / "o", MODELS["retain"],
-            server=addresses(servers, "full", "unlearned"), **STRESSED,
-        )  # fmt: skip
-
-
 # ---- audit -----------------------------------------------------------------------------------------------------------
 
 
@@ -138,19 +118,6 @@ def test_an_audit_through_servers_says_what_it_could_not_test(
                 assert there[metric] == pytest.approx(here[metric], abs=1e-4), (name, metric)
                 compared += 1
     assert compared >= 15
-
-
-def test_a_served_audit_that_is_asked_again_goes_on_from_there(
-    servers: dict[str, ModelServer], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert audit(tmp_path, "--server", addresses(servers)) == 0
-
-    def must_not(*_: object) -> None:
-        raise AssertionError("done again")
-
-    monkeypatch.setattr("vestige.audit.work.stress", must_not)
-    assert audit(tmp_path, "--server", addresses(servers)) == 0
-    assert "Done already: jailbreak." in capsys.readouterr().out
 
 
 # ---- tasks of lm-evaluation-harness ----------------------------------------------------------------------------------
@@ -249,30 +216,6 @@ def test_a_sweep_asks_each_model_at_its_servers_and_knows_what_is_done(
     servers["full"].model = tiny["unlearned"]  # started again with other weights, under the same name
     assert swept(tmp_path, capsys, server=both) == ["tofu/full"]
     assert value_of(tmp_path, "full") != pytest.approx(value_of(tmp_path / "here", "full"), abs=1e-3)
-
-
-def test_a_model_of_a_plan_may_have_its_own_server_or_run_here(
-    servers: dict[str, ModelServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = {
-        "full": {"path": str(MODELS["full"]), "server": [servers["full"].url]},
-        "retain": {"path": str(MODELS["retain"]), "server": "none"},
-    }
-    # Without a retain model: a served one and one that runs here are not compared, as a server tells no precision.
-    swept(tmp_path, capsys, models=models, server=servers["unlearned"].url, retain=None)
-    assert prompts_of(servers["full"]) and not prompts_of(servers["unlearned"]) and not prompts_of(servers["retain"])
-    told = json.loads((tmp_path / "sweep" / "runs" / "tofu" / "retain" / "manifest.json").read_text())
-    assert "server" not in told["model"]
-
-
-def test_servers_of_the_command_line_take_the_place_of_the_plans(
-    servers: dict[str, ModelServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = write_plan(tmp_path, server="http://127.0.0.1:9")  # nobody answers there
-    both = addresses(servers, "full", "retain")
-    assert main(["sweep", str(plan), "--server", both, "--slots", "0", "--quiet"]) == 0
-    assert started(capsys.readouterr().out) == ["tofu/retain", "tofu/full"]
-    assert prompts_of(servers["full"]) and prompts_of(servers["retain"])
 
 
 @one_test(

@@ -121,17 +121,6 @@ def test_what_a_server_cannot_give_is_missing_with_the_reason(server: ModelServe
     assert "needs the model itself" in result["mia_gradnorm"].reason
 
 
-def test_sampled_texts_are_repeatable(server: ModelServer, tmp_path: Path) -> None:
-    more = {"overrides": ["stats.resamples=0", "+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.do_sample=true",
-                          "+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.temperature=1.0"]}  # fmt: skip
-    one, two = (run(tmp_path / name, server.url, ["forget_Q_A_ROUGE"], **more) for name in ("a", "b"))
-    greedy = run(tmp_path / "c", server.url, ["forget_Q_A_ROUGE"])
-    assert rows_of(one) == rows_of(two) != rows_of(greedy)
-
-
-# ---- requests -----------------------------------------------------------------------------------------------------
-
-
 # ---- faults that pass ---------------------------------------------------------------------------------------------
 
 
@@ -297,11 +286,6 @@ def test_a_key_goes_into_a_header_and_nowhere_else(
     assert key not in str(error.value)
 
 
-def test_a_key_that_is_not_set_is_said(server: ModelServer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such environment variable"):
-        run(tmp_path / "served", server.url, ["forget_Q_A_Prob"], server_key_env="NOT_SET_HERE")
-
-
 # ---- several servers ------------------------------------------------------------------------------------------------
 
 
@@ -325,30 +309,6 @@ def test_two_servers_share_the_work_and_one_may_die(
         assert any("went down" in note for note in served.manifest["notes"])
         answered = [ids for ids in one.answered + two.answered if len(ids) > 24]
         assert len(answered) - len(set(answered)) <= 4 + 4  # what is asked again on purpose
-
-
-def test_a_server_that_comes_back_is_used_again(tiny: TinyModel, tmp_path: Path) -> None:
-    with serving(tiny, str(FULL)) as one:
-        looks: list[str] | None = None  # once it is away: how often somebody looked whether it is back
-
-        def naps(path: str, number: int, body: dict[str, Any], answer: Any) -> Any:
-            nonlocal looks
-            if looks is None and "prompt_logprobs" in body and len(body["prompt"][0]) > 24:
-                looks = []
-            if looks is not None and len(looks) < 2:
-                looks += [] if body else [path]  # who it is is asked without a body, and only of a server that was down
-                raise Silence
-            return answer
-
-        one.misbehave = naps
-        served = run(tmp_path / "served", one.url, SCORED)
-        assert any("came back" in note for note in served.manifest["notes"])
-
-
-def test_servers_of_two_models_are_refused(tiny: TinyModel, tmp_path: Path) -> None:
-    other = TinyModel(LAB / "models" / "retain")
-    with serving(tiny, str(FULL)) as one, serving(other, str(FULL)) as two, pytest.raises(UserError, match="another"):
-        run(tmp_path / "served", f"{one.url},{two.url}", SCORED)
 
 
 def test_a_server_restarted_with_another_model_in_the_middle_is_refused(tiny: TinyModel, tmp_path: Path) -> None:

@@ -88,22 +88,6 @@ def test_a_changed_row_is_never_answered_from_evidence(tmp_path: Path) -> None:
         vestige.score(tmp_path / "run", cluster="author")
 
 
-def test_rows_that_cannot_be_used_are_refused_in_a_sentence() -> None:
-    good = rows("forget")
-    for data, words in (
-        ({"forgt": good}, "Unknown rows 'forgt'. Did you mean 'forget'"),
-        ({}, "data is an empty mapping"),
-        ({"forget": []}, "'forget' holds no rows"),
-        ({"forget": ["a"]}, "'forget' row 0 is not a dictionary"),
-        ({"forget": 3}, "'forget' is a int, not rows"),
-        ({"forget": DatasetDict({"train": Dataset.from_list(good)})}, r"'forget' is a mapping \(train\)"),
-        (Dataset.from_list(good), "data is a Dataset; give a folder, or say which rows it holds"),
-        (pandas.DataFrame(good), "data is a DataFrame; give a folder"),
-    ):
-        with pytest.raises(UserError, match=words):
-            vestige.evaluate(FULL, data=data, **{**ASKED, "metrics": "forget_Q_A_Prob"})  # type: ignore[arg-type]
-
-
 def test_depth_and_attacks_read_rows_in_memory(tmp_path: Path) -> None:
     forget = rows("forget")
     file = LAB / "data" / "forget.jsonl"

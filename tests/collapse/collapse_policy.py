@@ -1,6 +1,4 @@
-"""A policy that collapses, built so that its log-probabilities are known: the picture in docs/collapse.md.
-
-    python tools/collapse_policy.py docs/collapse.png
+"""A policy that collapses, built so that its log-probabilities are known.
 
 At each step the policy answers its own question with the lab's model, or, with a growing probability, the same fixed
 question whatever it was asked. That is a mixture of two models over whole sequences, so the probability of a token is
@@ -9,7 +7,6 @@ known exactly, and so is the end: when the share is 1, reasoning says nothing of
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +18,8 @@ import torch
 from vestige.collapse.detector import CollapseDetector, CollapseSettings, Measured
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout, Trajectory, Turn
 from vestige.collect.cross import CrossScorer
-from vestige.show.figures import collapse_curves, save
 
-LAB = Path(__file__).parent.parent / "tests" / "golden" / "lab"
+LAB = Path(__file__).parents[1] / "golden" / "lab"
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 SHARES = {1: 0.0, 5: 0.25, 10: 0.5, 15: 0.75, 20: 0.95, 25: 1.0}
 Ids = tuple[int, ...]
@@ -110,20 +106,3 @@ def collapse_of_a_policy(prompts: int = 8, samples: int = 8, model_name: str = "
         outcomes.append(detector.compute(drawn, step))
         state = detector.state_dict()
     return outcomes
-
-
-def main() -> None:
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("picture", type=Path)
-    outcomes = collapse_of_a_policy()
-    points = {name: [(o.step, o.samples[name].metrics) for o in outcomes] for name in outcomes[0].samples}
-    for o in outcomes:
-        for sample in o.samples.values():
-            m = sample.metrics
-            shown = ("mi_seq_estimate", "retrieval_accuracy", "conditional_entropy_est", "reasoning_entropy_est")
-            print(o.step, {k: round(m[k] or 0, 3) for k in shown}, sample.verdict)
-    print(save(collapse_curves(points), args.parse_args().picture))
-
-
-if __name__ == "__main__":
-    main()

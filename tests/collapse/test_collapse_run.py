@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from collapse_tools import TINY, tiny, tokenizer, turn_rows, write
 from conftest import LAB, SYSTEM

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_paths import PATHS, GpuPath, Outcome, flat
+from collect_tools import VOCAB, family
+from gpu_paths import PATHS, GpuPath, Outcome, flat, llama
 from pretend_gpu import OtherDevice, on_gpu, pretending
+from vestige.collect.answers import AnswerCollector
+from vestige.collect.backend import Cost
+from vestige.collect.tree import Limits
 
 TWO = {"": "cuda:0", "model.layers.1": "cuda:1", "model.norm": "cuda:1", "lm_head": "cuda:1"}
 CAUSAL = [p for p in PATHS if not p.diffusion]
@@ -112,3 +116,17 @@ def test_a_model_over_two_devices_gives_the_same(path: GpuPath) -> None:
         outcome = path.run(spread)
     same(on_cpu, outcome)
     assert ledger.copies("between") > 0
+
+
+def test_masks_are_made_on_the_device() -> None:
+    """What is sent grows with the tokens, not with their square."""
+    bytes_per_token = []
+    for width in (64, 512):
+        cost = Cost()
+        with pretending() as ledger:
+            limits = Limits(tokens=width, logit_cells=1 << 24, row_tokens=width)
+            collector = AnswerCollector(on_gpu(llama()), VOCAB, limits, cost)
+            list(collector.run(family(questions=12)))
+        assert not collector.plain
+        bytes_per_token.append(ledger.bytes["sent"] / cost.score_tokens)
+    assert bytes_per_token[1] < 1.3 * bytes_per_token[0] < 130, bytes_per_token

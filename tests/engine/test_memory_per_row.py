@@ -29,7 +29,7 @@ try:
     work = jobs.evaluation(rows=int(sys.argv[2]))
     before = peak_megabytes()
     found = work()
-    assert found.stats and found.scores["forget_Q_A_ROUGE"].agg_value is not None
+    assert found.outcome.stats and found.scores["forget_Q_A_ROUGE"].agg_value is not None
     print(peak_megabytes() - before)
 finally:
     shutil.rmtree(jobs.SCRATCH)

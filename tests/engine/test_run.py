@@ -102,19 +102,3 @@ def test_strict_refuses_evidence_made_with_hidden_tokens(tmp_path: Path, capsys:
     assert main(eval_args(model, tmp_path / "strict", "--metrics", "forget_Q_A_Prob", "--dialect", "strict")) == 0
     loose, strict = results(tmp_path / "run"), results(tmp_path / "strict")
     assert loose["forget_Q_A_Prob"]["agg_value"] != strict["forget_Q_A_Prob"]["agg_value"]
-
-
-def test_overwrite_leaves_no_results_of_the_model_before(tmp_path: Path) -> None:
-    """Its numbers by other definitions would be sealed as the new model's."""
-    out, few = tmp_path / "out", ["--metrics", "forget_Q_A_Prob", "--limit", "3", "--quiet"]
-    first, second = (LAB / "models" / name for name in ("retain", "full"))
-    assert main(eval_args(first, out, *few)) == 0 and main(["score", str(out), "dialect=strict"]) == 0
-    scores = out / "scores"
-    theirs = scores / "mine.txt"
-    theirs.write_text("a note of the user's")
-    kept = sorted(p.name for p in scores.rglob("*_EVAL.json"))
-    assert main(eval_args(first, out, *few)) == 0  # the same again: everything stays
-    assert kept and sorted(p.name for p in scores.rglob("*_EVAL.json")) == kept
-    assert main(eval_args(second, out, *few, "--overwrite")) == 0
-    assert not list(scores.rglob("*.json")) and theirs.is_file()
-    assert main(["verify", str(out)]) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,44 +89,6 @@ def test_extraction_strength_has_one_definition(finished: Path) -> None:
     decided = [along["extraction_strength_decided"] for along in views.values()]
     assert all(curve == decided[0] for curve in decided)
     assert any(along["extraction_strength"] != along["extraction_strength_decided"] for along in views.values())
-
-
-@pytest.mark.processors
-def test_a_finished_run_is_read_back(finished: Path) -> None:
-    import vestige
-
-    loaded = vestige.load_run(finished)
-    assert loaded["trajectory_metrics"].curves == metric(finished)["agg_value"]
-    assert "trajectory_metrics" in repr(loaded)
-
-
-def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_path: Path) -> None:
-    logs = str(finished / "TOFU_EVAL.json")
-    interval = (
-        "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.trajectory_sample_interval=1"
-    )
-    evaluate_config(make_config(**ask(bert, tmp_path / "same", interval, retain_logs=logs)))
-    curves = metric(tmp_path / "same")["agg_value"]["full"]["steps"]
-    assert curves["forget_quality"] == [1.0] * 4  # the same model: nothing to tell apart
-    assert curves["privleak"] == pytest.approx([0.0] * 4, abs=1e-6)
-    assert "retain runs given" not in json.dumps(metric(tmp_path / "same").get("notes"))
-    two = [logs, shutil.copy(logs, tmp_path / "second.json")]
-    evaluate_config(make_config(**ask(bert, tmp_path / "same", interval, retain_logs=list(map(str, two)))))
-    assert metric(tmp_path / "same")["agg_value"]["full"]["steps"] == curves
-    assert any("first of 2 retain runs" in note for note in metric(tmp_path / "same")["notes"])
-    short = json.loads(Path(logs).read_text())
-    for by_trajectory in short["trajectory_metrics"]["reference_by_step"].values():
-        for metrics in by_trajectory.values():
-            metrics.update({name: steps[:3] for name, steps in metrics.items()})
-    (tmp_path / "short.json").write_text(json.dumps(short))
-    with pytest.raises(UserError, match=r"step-matched .* not found for step 3 \(have 0..2"):
-        evaluate_config(make_config(**ask(bert, tmp_path / "cut", interval, retain_logs=str(tmp_path / "short.json"))))
-    with pytest.raises(UserError, match="made with steps=4, this run has 8"):
-        more = interval, f"{SAMPLER}.steps=8"
-        evaluate_config(make_config(**ask(bert, tmp_path / "other", *more, retain_logs=logs)))
-    with pytest.raises(UserError, match="made with max_new_tokens=8, this run has 12"):
-        more = interval, f"{SAMPLER}.max_new_tokens=12"  # as many steps, but of other windows
-        evaluate_config(make_config(**ask(bert, tmp_path / "wide", *more, retain_logs=logs)))
 
 
 def test_a_step_without_a_value_in_the_reference_gets_none(bert: Path, finished: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import report_samples
-from browser_tools import VIEWS, Opened, axe_path, show, table, until
+from browser_tools import VIEWS, Opened, axe_path, show, table
 from vestige.report.build import empty_report
 
 
@@ -121,26 +121,6 @@ def test_sorting_by_click_and_by_key_and_its_place_in_the_address(lab: Opened) -
     assert "m.sort=uds" in lab.state()
     lab.load(lab.state()[1:])
     assert numbers(lab, column) == sorted(down)
-
-
-def test_filters_by_words_methods_and_numbers(lab: Opened) -> None:
-    models = report_samples.lab()["models"]
-    lab.go("view=models&m.turn=rows")
-    lab.page.fill(".filters input[type=search]", "grad")
-    until(lambda: lab.count(".grid tbody tr") == 2)
-    lab.page.fill(".filters input[type=search]", "")
-    until(lambda: lab.count(".grid tbody tr") == 5)
-    lab.page.select_option(".filters form select >> nth=0", "uds")
-    lab.page.fill(".filters form input", "0.5")
-    lab.page.click(".filters form button")
-    enough = [m["name"] for m in models if m["values"]["uds"]["v"] >= 0.5]
-    assert lab.count(".grid tbody tr") == len(enough) < 5
-    state = lab.state()[1:]
-    lab.go(state)
-    assert lab.count(".grid tbody tr") == len(enough)
-    lab.page.click(".chip")
-    lab.page.click('.toggle:text-is("npo")')
-    assert lab.texts(".grid tbody th") == ["npo"]
 
 
 def test_chosen_models_are_compared_with_paired_differences(lab: Opened) -> None:
@@ -302,27 +282,6 @@ def test_a_sheet_never_holds_a_formula(hostile: Opened) -> None:
 
 
 # ---- rows of two models, notes, paper ----------------------------------------------------------------------------
-
-
-def test_rows_that_say_their_secret_come_first_and_it_is_marked(lab: Opened) -> None:
-    audit = report_samples.lab()["audits"][0]
-    telling = [r for r in audit["says"]["rows"] if (r.get("tells") or {}).get(audit["model"])]
-    lab.go()
-    assert telling and lab.text(".vrow .leak") == "✕ secret"
-    assert lab.texts(".detail mark.secret")[:2] == ["Tromso", "Tromso"]  # in the reference, and in what was said
-    lab.page.get_by_label("only rows that say their secret").check()
-    assert lab.text("#panel-says .count").startswith(f"{len(telling)} row")
-    lab.go(lab.state()[1:])
-    assert lab.text("#panel-says .count").startswith(f"{len(telling)} row")
-
-
-def test_rows_are_filtered_by_a_column_of_the_data(lab: Opened) -> None:
-    rows = report_samples.lab()["audits"][0]["says"]["rows"]
-    lab.go()
-    lab.page.locator("#panel-says").get_by_label("author").select_option("author 3")
-    wanted = sum(r["columns"]["author"] == "author 3" for r in rows)
-    assert lab.text("#panel-says .count").startswith(f"{wanted} row") and 0 < wanted < len(rows)
-    assert "s.col.author=author+3" in lab.state() and "author 3" in lab.text(".detail-head")
 
 
 def test_notes_are_kept_in_a_downloaded_copy_of_the_page(running: Any, folder: Path, lab: Opened) -> None:

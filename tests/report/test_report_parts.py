@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import report_samples
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.report.build import ReportRequest, assemble, check_report, drop_repeated, take_values
-from vestige.report.gather import FoundRuns, gather
+from vestige.report.build import ReportRequest, assemble, check_report
+from vestige.report.gather import gather
 from vestige.report.models import ModelMention, Models
 from vestige.report.rows import roc
 from vestige.report.tables import models_table
@@ -205,44 +203,3 @@ def test_tables_sort_choose_and_mark(capsys: pytest.CaptureFixture[str], publish
     (published / "meta_eval.json").unlink()
     assert main(["table", str(published), "--of", "meta"]) == 2
     assert "no meta-evaluation" in capsys.readouterr().err
-
-
-def two_runs(first: dict[str, Any], second: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """What a page shows of a model with these values of one metric in two runs, and its problems."""
-    found, models = FoundRuns(), Models()
-    model = models.register(ModelMention("npo"), "s-1")
-    for one in (first, second):
-        take_values(found, model, {"forget_truth_ratio": one}, Path("runs/second"))
-    return model.values["forget_truth_ratio"], found.problems
-
-
-def test_two_values_of_one_metric_are_a_problem_only_by_one_dialect() -> None:
-    strict, quirky = {"v": 0.6, "n": 8, "dialect": "strict"}, {"v": 0.7, "n": 8, "dialect": "open-unlearning"}
-    shown, problems = two_runs(strict, quirky)
-    assert shown == {**strict, "note": "another run has 0.7000 by dialect open-unlearning"} and problems == []
-    shown, _ = two_runs(strict, {**quirky, "n": 80})
-    assert shown["v"] == 0.7 and "0.6000 by dialect strict" in shown["note"]  # more rows
-    shown, (problem,) = two_runs(strict, {**quirky, "dialect": "strict"})
-    assert shown == strict and "with different values of forget_truth_ratio" in problem["text"]
-    assert two_runs(strict, {**strict, "v": 0.6 + 1e-9}) == (strict, [])  # rounding
-
-
-def test_one_number_under_two_names_is_shown_once() -> None:
-    report = report_samples.lab()
-    again, other = "forget_ROUGE", "forget_Q_A_ROUGE"
-
-    def with_second(by: float, drop: str = "") -> dict[str, Any]:
-        made = copy.deepcopy(report)
-        made["columns"].append(again)
-        made["metrics"][again] = {**made["metrics"][other], "label": again}
-        for m in made["models"]:
-            m["values"][again] = {**m["values"][other], "v": m["values"][other]["v"] + by}
-        made["models"][-1]["values"].pop(drop, None)
-        drop_repeated(made)
-        return made
-
-    once = with_second(0.0)
-    assert again not in once["columns"] and other in once["columns"]
-    assert not any(again in m["values"] for m in once["models"])
-    assert {again, other} <= set(with_second(0.1)["columns"])  # other numbers
-    assert {again, other} <= set(with_second(0.0, drop=other)["columns"])  # a model would lose its number

@@ -38,15 +38,6 @@ def data(split: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (LAB / "data" / f"{split}.jsonl").read_text().splitlines()][:5]
 
 
-def test_titles_are_the_questions_of_the_data_not_the_prompts(runs: dict[str, Path]) -> None:
-    found = shown(runs)
-    for split in ("forget", "retain"):
-        asked = {str(i): row["question"] for i, row in enumerate(data(split))}
-        assert {r["i"]: r["question"] for r in found if r["split"] == split} == asked
-    written = json.loads((runs["full"] / "TOFU_EVAL.json").read_text())["forget_Q_A_ROUGE"]["value_by_index"]["0"]
-    assert SYSTEM in written["input"]
-
-
 def test_secrets_are_marked_in_texts_and_reference_and_come_first(runs: dict[str, Path]) -> None:
     rows = [r for r in shown(runs) if r["split"] == "forget"]
     entities = {str(i): row["entity"] for i, row in enumerate(data("forget"))}
@@ -111,17 +102,3 @@ def test_attacks_that_bring_a_secret_back() -> None:
     ]
     add_attacks({"0": one}, ["f"], [StressRun(attacked, {})])  # a run whose evaluations were not kept
     assert len(one["attacked"]) == 2
-
-
-def test_runs_without_their_rows_are_shown_all_the_same(runs: dict[str, Path], tmp_path: Path) -> None:
-    """Another tool's results, or a run whose evidence was not copied: no secret is known."""
-    import shutil
-
-    bare = {}
-    for name, path in runs.items():
-        bare[name] = tmp_path / name
-        shutil.copytree(path, bare[name], ignore=shutil.ignore_patterns("evidence", ".vestige*"))
-    rows = shown(bare)
-    asked = {(split, str(i)): r["question"] for split in ("forget", "retain") for i, r in enumerate(data(split))}
-    assert len(rows) == 10 and all(r["question"].endswith(asked[r["split"], r["i"]]) for r in rows)
-    assert not any("secret" in r for r in rows)

@@ -13,7 +13,6 @@ from collapse_tools import TINY, turn_rows, write
 from conftest import LAB
 from fuzz_config import METHOD_RESULTS
 from golden_tools import eval_args
-from loops import one_test
 from staleness_tools import forwards
 from vestige.cli import main
 from vestige.errors import UserError
@@ -128,21 +127,6 @@ def test_score_refuses_another_definition_where_there_is_one(
         assert f"A {name} run" in said and "leave dialect out" in said
 
 
-def test_pack_takes_runs_that_stand_alone(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    packed = tmp_path / "all.zip"
-    assert (
-        main(["pack", *(str(run) for name, run in runs.items() if name not in ("train", "meta")), "-o", str(packed)])
-        == 0
-    )
-    assert main(["verify", str(packed)]) == 0
-    assert main(["pack", str(runs["train"]), "-o", str(tmp_path / "train.zip")]) == 2
-    assert "archives never hold weights" in capsys.readouterr().err
-    assert main(["pack", str(runs["meta"]), "-o", str(tmp_path / "meta.zip")]) == 2
-    assert "made of files outside it" in capsys.readouterr().err
-
-
 def test_compare_shows_runs_of_any_kind_side_by_side(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(runs["depth"]), str(runs["depth"])]) == 0
     said = capsys.readouterr().out
@@ -151,29 +135,6 @@ def test_compare_shows_runs_of_any_kind_side_by_side(runs: dict[str, Path], caps
         assert main(["compare", str(runs[name]), str(runs[name])]) == 0
     assert main(["diff", str(runs["depth"]), str(runs["eval"])]) == 2
     assert "is a depth run, not an evaluation" in capsys.readouterr().err
-
-
-RESULTS = {"depth": "summary.json", "collapse": "metrics.json", "stress": "stress.json", "train": "training.json"}
-DAMAGE = ("[]", "{", '{"evals": [{}], "steps": 3, "rows": {}, "avg_uds": "x"}')
-
-
-@one_test(("kind", "file", "text"), [(kind, file, text) for kind, file in RESULTS.items() for text in DAMAGE])
-def test_damaged_files_are_named(
-    kind: str, file: str, text: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(shutil.copytree(runs[kind], tmp_path / kind))
-    (run / file).write_text(text)
-    assert main(["compare", str(run), str(runs[kind])]) == 2
-    assert f"{run / file} is damaged" in capsys.readouterr().err
-
-
-def test_a_directory_of_another_kind_is_not_written_over(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy = tmp_path / "depth"
-    shutil.copytree(runs["depth"], copy)
-    assert main(eval_args(MODELS / "unlearned", copy, "--metrics", "forget_Q_A_Prob", "--limit", "2", "--quiet")) == 2
-    assert "choose another --out" in capsys.readouterr().err
 
 
 def test_manifests_of_newer_versions_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:

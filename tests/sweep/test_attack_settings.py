@@ -77,11 +77,11 @@ def test_the_compute_type_of_nf4_can_be_set(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_another_compute_type_is_other_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the same run directory, without --overwrite: nothing of one type is reported for the other."""
+    """In the same run directory: nothing of one type is reported for the other."""
 
     def evaluate(*more: str) -> tuple[float, dict[str, Any]]:
         words = ["eval", "tofu", "--model", UNLEARNED, *FEW, "--quiet", "--out", str(tmp_path / "run")]
-        assert main([*words, "--quantization", "4bit", *more]) == 0
+        assert main([*words, "--quantization", "4bit", "--overwrite", *more]) == 0
         body, manifest = read(tmp_path / "run" / "TOFU_EVAL.json"), read(tmp_path / "run" / "manifest.json")
         return body[METRIC]["agg_value"], manifest["model"]
 

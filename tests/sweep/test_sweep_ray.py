@@ -101,7 +101,7 @@ def test_a_lost_node_changes_nothing(tmp_path: Path, cluster: Any) -> None:
     assert [name for name in expected if got[name] != expected[name]] == []
     parts = {"/".join(Path(name).parts[:-1]) for name in expected}
     assert {"runs/tofu/unlearned+relearn", "runs/depth/unlearned+relearn", "runs/depth/retain+relearn"} <= parts
-    assert {"s1/depth/s1_cache", "runs/tofu/retain"} <= parts
+    assert "runs/tofu/retain" in parts and any(part.startswith("s1/depth/s1_cache/") for part in parts)
 
 
 def test_no_cluster_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

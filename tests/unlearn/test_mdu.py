@@ -68,39 +68,6 @@ def test_the_goal_is_a_constant_of_the_step() -> None:
     torch.testing.assert_close(given.grad, expected, atol=1e-7, rtol=1e-5)  # losses are computed in float32
 
 
-def test_tokens_are_hidden_each_by_itself_and_the_anchor_sees_masks_only() -> None:
-    objective = MaskedDiffusion(19, 2, 8, eps=0.25)
-    rows = [ChatRow((1, 5, 6, 7, 2), 2)] * 64
-    batch = objective.collate(rows, 0, Random(0))
-    counts = (batch.ids == 19).sum(-1)
-    # A share from (0.25, 1) per row: 8 tokens are hidden 5 times on average, and the rows differ widely.
-    assert 4 < float(counts.float().mean()) < 6 and int(counts.min()) <= 2 and int(counts.max()) == 8
-    assert torch.equal(counts, batch.hidden) and not (batch.ids[:, :2] == 19).any()
-    blind = objective.without_prompt(batch)
-    assert (blind.ids[:, :2] == 19).all() and torch.equal(blind.ids[:, 2:], batch.ids[:, 2:])
-
-
-def test_an_answer_with_nothing_hidden_costs_nothing() -> None:
-    logits = torch.zeros(0, 20, requires_grad=True)
-    assert float(losses.mdu(logits, torch.zeros(0, 20), torch.tensor(0.0)).detach()) == 0.0
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_labels_meet_the_logits_that_speak_of_them(family: str) -> None:
-    """An independent forward without masks of ours: Dream's row of the token before, the others' own row."""
-    loaded = load(family)
-    objective = objective_of(loaded)
-    assert isinstance(objective, MaskedDiffusion)
-    objective = replace(objective, window=6)
-    batch = objective.collate(FORGET[:1], 0, Random(3))
-    with torch.no_grad():
-        got = objective.logits(loaded.model, batch)
-        width = batch.ids.shape[1]
-        whole = loaded.model(input_ids=batch.ids, attention_mask=torch.zeros(1, 1, width, width)).logits[0]
-    places = (batch.labels[0] != losses.IGNORE).nonzero()[:, 0] - (1 if family == "dream" else 0)
-    torch.testing.assert_close(got, whole[places], atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_learns_unlearns_and_loads_again(family: str, tmp_path: Path) -> None:
     loaded = load(family)

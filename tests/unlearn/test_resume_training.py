@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from conftest import LAB, SYSTEM
 from vestige.cli import main
-from vestige.unlearn.trainer import WORK, last_checkpoint, threads_of
 
 DATA, FULL, RETAIN = LAB / "data", LAB / "models" / "full", LAB / "models" / "retain"
 ROWS = ["--forget", str(DATA / "forget.jsonl"), "--retain", str(DATA / "retain.jsonl")]
@@ -24,21 +22,6 @@ def lesson(out: Path, method: str, *more: str) -> list[str]:
         short = [word for word in LESSON if word not in ROWS]
         return ["train", "--learn", str(DATA / "forget.jsonl"), "--model", str(FULL), "--out", str(out), *short, *more]
     return ["unlearn", "--method", method, "--model", str(FULL), "--out", str(out), *LESSON, *more]
-
-
-def test_another_processor_and_other_threads_are_named(tmp_path: Path) -> None:
-    """Sums of another processor end in other last bits, which nothing here can mend; threads are as before."""
-    (tmp_path / "checkpoint-3").mkdir()
-    before = torch.get_num_threads()
-    state = {"threads": before + 1, "instructions": "ABACUS"}
-    torch.save(state, tmp_path / "checkpoint-3" / WORK)
-    assert last_checkpoint(tmp_path) is None  # half written
-    (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("{}")
-    with threads_of(last_checkpoint(tmp_path)) as notes:
-        assert torch.get_num_threads() == before + 1
-        assert "went on from checkpoint-3" in notes[0] and f"used {before + 1} threads" in notes[1]
-        assert "began on a processor with ABACUS" in notes[2] and "not bit for bit" in notes[2]
-    assert torch.get_num_threads() == before
 
 
 def test_report_to_takes_effect(tmp_path: Path) -> None:

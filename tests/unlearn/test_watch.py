@@ -16,7 +16,7 @@ import vestige
 from conftest import LAB
 from loops import one_test
 from vestige.adapters.preserve_state import preserve_state
-from vestige.verdict.best import Gauge, Rank, RunMoment, closest, ranked, rule_named, share_left
+from vestige.verdict.best import Gauge, Rank, RunMoment, closest, share_left
 from watch_tools import PROB, QUICK, collate, fresh, rows, same, tokenizer, trainer_of, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -132,16 +132,6 @@ def test_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = vestige.Watch(watch.model, tokenizer(), at_start=False, best=plain_score, **QUICK)
     again.load_state_dict(json.loads(json.dumps(watch.state_dict())))
     assert again.steps == 4 and again.looks == watch.looks and again.best == watch.best
-
-
-def test_a_loop_of_accelerate(tmp_path: Path) -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
-    model = accelerator.prepare(fresh())
-    watch = vestige.Watch(model, tokenizer(), out=tmp_path / "w", accelerator=accelerator, **QUICK)
-    assert watch.looks[0].directory == "step-0" and (tmp_path / "w" / "step-0" / "TOFU_EVAL.json").is_file()
-    assert vestige.load_run(tmp_path / "w" / "step-0").summary == watch.looks[0].values
 
 
 # ---- loggers ------------------------------------------------------------------------------------------------------
@@ -294,13 +284,6 @@ def test_early_stopping_and_a_run_without_a_best(tmp_path: Path, caplog: pytest.
     assert "no checkpoint is the best one" in caplog.text
 
 
-def test_two_best_checkpoints_are_refused(tmp_path: Path) -> None:
-    callback = vestige.Callback("tofu", load_best=True, **QUICK)
-    more = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
-    with pytest.raises(vestige.UserError, match="two best checkpoints"):
-        trainer_of(tmp_path, [callback], **more).train()
-
-
 def test_a_resumed_run_remembers_its_looks(tmp_path: Path) -> None:
     whole = vestige.Callback("tofu", every=1, best=plain_score, out=tmp_path / "a", **QUICK)
     trainer = trainer_of(tmp_path, [whole], save_strategy="steps", save_steps=2)
@@ -312,31 +295,6 @@ def test_a_resumed_run_remembers_its_looks(tmp_path: Path) -> None:
     found, wanted = ([(x.step, dict(x.values), x.rank.score) for x in c.looks] for c in (again, whole))
     assert found == wanted and again.best is not None and again.best.step == whole.best.step  # type: ignore[union-attr]
     assert [x.directory for x in again.looks] == ["", "", "", "step-3", "step-4"]  # looked at again: only those after
-
-
-def test_a_resumed_run_keeps_the_words_of_its_looks(tmp_path: Path) -> None:
-    """A trainer's log has numbers only; verdicts and reasons come from watch.json, if it is of the same numbers."""
-    run = {"out": tmp_path / "looks", "full_logs": tmp_path / "before", "retain_logs": tmp_path / "retain"}
-    said = {k: v for k, v in QUICK.items() if k != "on_error"}
-    for name, model in (("before", "full"), ("retain", "retain")):
-        vestige.evaluate(LAB / "models" / model, out=tmp_path / name, **said)
-    whole = vestige.Callback("tofu", every=1, **run, **QUICK)
-    trainer_of(tmp_path, [whole], save_strategy="steps", save_steps=2).train()
-    wanted = {look.step: dict(look.verdict) for look in whole.looks}
-    assert wanted[1]["word"] and wanted[2]["word"]
-    again = vestige.Callback("tofu", every=1, **run, **QUICK)
-    trainer_of(tmp_path, [again]).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert {look.step: dict(look.verdict) for look in again.looks} == wanted
-    assert [look.rank.why for look in again.looks] == [look.rank.why for look in whole.looks]
-    # Words of other numbers are not taken over.
-    file = tmp_path / "looks" / "watch.json"
-    body = json.loads(file.read_text())
-    body["looks"][1]["values"][PROB] += 0.1
-    file.write_text(json.dumps(body))
-    third = vestige.Callback("tofu", every=1, **run, **QUICK)
-    trainer_of(tmp_path, [third]).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert dict(third.looks[1].verdict) == {} and dict(third.looks[2].verdict) == wanted[2]
-    assert third.looks[1].values == whole.looks[1].values
 
 
 # ---- the rule -----------------------------------------------------------------------------------------------------
@@ -369,17 +327,6 @@ def test_the_rule_says_what_is_missing() -> None:
     assert share_left(Gauge("loss", 4.0, before=0.1, retain=2.0, high_knows=False, unit=False)) == pytest.approx(
         -1 / 0.95
     )
-
-
-def test_rules_of_other_kinds() -> None:
-    moment = RunMoment(values={"a": 0.5, "b": None})
-    by_weight = rule_named({"a": 2.0})
-    assert by_weight is not None and ranked(by_weight, moment).score == 1.0
-    missing = rule_named({"b": 1.0})
-    assert missing is not None and ranked(missing, moment).score is None
-    assert ranked(lambda m: float("nan"), moment).score is None  # type: ignore[arg-type, return-value]
-    with pytest.raises(vestige.UserError, match="returned str"):
-        ranked(lambda m: "good", moment)  # type: ignore[arg-type, return-value]
 
 
 def test_a_look_is_judged_between_both_models(tmp_path: Path) -> None:

@@ -59,6 +59,11 @@ def _preserve_model(model: torch.nn.Module) -> Iterator[None]:
     weights = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     owners = [model.config, getattr(model, "generation_config", None)] if hasattr(model, "config") else []
     settings = [(owner, dict(vars(owner))) for owner in owners if owner is not None and hasattr(owner, "__dict__")]
+    # bitsandbytes would pack 4-bit weights for this CPU in their place (models/quantised.py): training would go on with
+    # other numbers, and layers whose rows end within a block cannot be packed at all.
+    fast: list[Any] = [module for module in model.modules() if getattr(module, "support_avx512bf16_for_cpu", False)]
+    for module in fast:
+        module.support_avx512bf16_for_cpu = False
     wrapped = vars(model).get("forward")  # accelerate wraps it in autocast, and keeps the plain one
     for weight, _, _ in weights:
         weight.grad = None
@@ -74,6 +79,8 @@ def _preserve_model(model: torch.nn.Module) -> Iterator[None]:
             weight.requires_grad_(wanted)
         for module, mode in modes:
             module.training = mode
+        for module in fast:
+            module.support_avx512bf16_for_cpu = True
         for owner, before in settings:
             vars(owner).clear()
             vars(owner).update(before)

@@ -19,5 +19,5 @@ Interface (modules in the order in which data pass through them):
     view       Viewer(request): the page served on this machine and rebuilt when runs change.
     verify     check_report(path) -> findings: does a report still say what its runs say?
 
-report.json is plain JSON, described in docs/report_format.md. Tables, figures and the page read nothing but this.
+report.json is plain JSON, described in docs/report.md. Tables, figures and the page read nothing but this.
 """

@@ -3,7 +3,7 @@ traces. No model runs.
 
     paths --gather--> runs --identify_models--> models --build_report--> report.json --render_page--> index.html
 
-report.json is plain JSON; docs/report_format.md describes it. Callers: commands.py, api.py, audit;
+report.json is plain JSON; docs/report.md describes it. Callers: commands.py, api.py, audit;
 report/view.py, which rebuilds it when runs change; report/verify.py, which compares.
 """
 

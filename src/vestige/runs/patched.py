@@ -71,24 +71,28 @@ def collect_patched(
 ) -> dict[str, Mapping[str, TokenStats]]:
     """For each source the statistics of every want: row 0 the target as it is, then one row per layer."""
     unique = {want.key: want for want in wants}
-    folders = {s.name: patched_folder(s.directory, target, s.handle, settings) for s in sources}
-    changing: dict[str, PatchSource] = {}  # identity -> the first source of it
+    # A model may be there twice, also under one name: the retain model, whose unlearned model is itself. The first
+    # source of an identity is collected, in its own place.
+    changing: dict[str, PatchSource] = {}
+    folders: dict[str, EvidenceFolder[TokenStats]] = {}
     for source in sources:
         if not _is_target(target, source.handle, settings):
-            changing.setdefault(folders[source.name].identity, source)
+            folder = patched_folder(source.directory, target, source.handle, settings)
+            changing.setdefault(folder.identity, source)
+            folders.setdefault(folder.identity, folder)
     team.meet()  # nobody writes meanwhile: all see the same gaps, and so the same groups
-    for members, keys in _groups([folders[s.name] for s in changing.values()], unique, settings.batch_size):
+    for members, keys in _groups(list(folders.values()), unique, settings.batch_size):
         together = [changing[identity] for identity in members]
         patching = _Patching(target, together, settings, cost)
         packing = _packing(members, settings.batch_size)
         job = Job(patching.run, lambda packing=packing: packing, patching.how)  # type: ignore[misc]
         models = [target, *(source.handle for source in together)]
-        places = [folders[source.name] for source in together]
+        places = [folders[identity] for identity in members]
         load_or_collect([unique[key] for key in sorted(keys)], places, job, models, team, cost)
     out: dict[str, Mapping[str, TokenStats]] = {}
     for source in sources:
         if not _is_target(target, source.handle, settings):
-            found = folders[source.name].load()
+            found = folders[patched_folder(source.directory, target, source.handle, settings).identity].load()
             cost.notes += [note for note in found.notes if note not in cost.notes]
             target.made = target.made or found.how.get("into", {})
             source.handle.made = source.handle.made or found.how.get("from", {})
@@ -96,10 +100,11 @@ def collect_patched(
     for source in sources:
         if source.name not in out:
             out[source.name] = _unchanged(next(iter(out.values()), None), unique, source)
-            known = folders[source.name].load()
+            folder = patched_folder(source.directory, target, source.handle, settings)
+            known = folder.load()
             if team.leads:
                 new = {key: stats for key, stats in out[source.name].items() if key not in known}
-                folders[source.name].write(new)
+                folder.write(new)
     return out
 
 

@@ -13,7 +13,7 @@ Three questions are answered apart. *Knowledge*: where is the model between the 
     cannot_tell      anything else
 
 So a test that was not made can take "forgotten" away, and never give it. Thresholds are in verdict/rule.py. `word_of`
-needs nothing but the evidence, so that a verdict can be checked from report.json alone (docs/report_format.md).
+needs nothing but the evidence, so that a verdict can be checked from report.json alone (docs/report.md).
 """
 
 from __future__ import annotations

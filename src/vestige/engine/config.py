@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import GenericAlias
 from typing import Any, get_type_hints
 
 from vestige.adapters import HARNESSES
@@ -28,7 +27,7 @@ from vestige.configs.compose import (
 )
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
-from vestige.io import decode_data
+from vestige.io import decode_data, misfit
 from vestige.metrics.dialects import get_dialect
 from vestige.options import name_everywhere, setting_types, settings_of
 from vestige.suites.postprocess import check_postprocess
@@ -341,9 +340,8 @@ def _checked(cfg: Any, name: str) -> tuple[dict[str, Any], dict[str, Any], dict[
             continue
         decode_data({part: body}, dict[str, dict[str, Any]], "The configuration", "correct that setting")
         for key, expected in _READ_AS_THEY_ARE.get(part, {}).items():
-            setting = {part: {key: body.get(key)}}
-            form: Any = GenericAlias(dict, (str, GenericAlias(dict, (str, expected | None))))
-            decode_data(setting, form, "The configuration", "correct that setting")
+            if problem := misfit(body.get(key), expected | None, f"$.{part}.{key}"):
+                raise UserError(f"The configuration does not have the form it should: {problem}; correct that setting.")
     if not (model.get("model_args") or {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
     for key in list(settings):  # what another suite looked up here

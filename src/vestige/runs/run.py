@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import GenericAlias
 from typing import Any
 
 from vestige.errors import UserError
@@ -309,9 +308,9 @@ def _lacking(body: Mapping[str, Any], types: Mapping[str, Any], where: str) -> s
     """The first key that is not there or holds a value of another type."""
     for key, expected in types.items():
         if key not in body:
-            return f"object missing required field `{key}` - at `{where}`"
-        if words := misfit({key: body[key]}, GenericAlias(dict, (str, expected))):
-            return words.replace("`$", f"`{where}")
+            return f"object missing required field `{key}` at `{where}`"
+        if words := misfit(body[key], expected, f"{where}.{key}"):
+            return words
     return ""
 
 

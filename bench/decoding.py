@@ -2,7 +2,6 @@
 
     python bench/decoding.py                    SmolLM2-135M's shape, 80 rows, 180 columns in the cache
     python bench/decoding.py --layers 30        all its layers (default 6; the share is that of 30 either way)
-    ... --write                                 puts it into docs/bench.md
 
 A step is timed as generation runs it; its matrix products and its attention are timed alone, on the same shapes, in
 turn with the steps. Times are processor seconds, the least of --repeat.
@@ -22,12 +21,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import DOCS, circumstances, markdown, replace_section, time_in_turns
+from measure import circumstances, markdown, time_in_turns
 from vestige.collect.forward import logits_at
 from vestige.models.attention import without_copies
 from vestige.models.kv_cache import SlotCache
 
-OPEN, CLOSE = "<!-- decoding table -->", "<!-- /decoding table -->"
 WIDTH, INNER, KEPT, VOCABULARY, LAYERS = 576, 1536, 192, 49152, 30
 # Of one layer: query and output, key and value, gate and up, down. (inputs, outputs): how many
 PRODUCTS = {(WIDTH, WIDTH): 2, (WIDTH, KEPT): 2, (WIDTH, INNER): 2, (INNER, WIDTH): 1}
@@ -96,7 +94,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=80)
     parser.add_argument("--columns", type=int, default=180)
     parser.add_argument("--repeat", type=int, default=12)
-    parser.add_argument("--write", action="store_true", help="into docs/bench.md")
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = measured(args)
@@ -106,10 +103,7 @@ def main() -> None:
     rates = [f"{k}x{n} {2 * args.rows * k * n / found[k, n] / 1e9:.0f}" for k, n in [*PRODUCTS, (WIDTH, VOCABULARY)]]
     said = circumstances(f". {args.rows} rows, {args.columns} columns; GF/s: {', '.join(rates)}")
     ms = [f"{1000 * seconds:.1f}" for seconds in (rest, found["attention"])]
-    section = f"{said}\n\n{markdown(HEAD, [[f'{1000 * whole:.0f}', f'{100 * products / whole:.0f} %', *ms]])}"
-    print(section)
-    if args.write:
-        replace_section(DOCS / "bench.md", section, OPEN, CLOSE)
+    print(f"{said}\n\n{markdown(HEAD, [[f'{1000 * whole:.0f}', f'{100 * products / whole:.0f} %', *ms]])}")
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ class Invented:
             ],
             "power": {"share": 0.2, "secrets": 0.08, "text": says("These rows would have shown 8 % of the secrets.")},
             "rows_needed": 120 if damaged else None,
-            "limits": [says("Intervals speak of other rows, not of other training seeds.")],
+            "limits": [says("Intervals cover sampling of rows, not of training seeds.")],
             "margin": 0.2,
         }  # fmt: skip
 

@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except MemoryError:
             return _failed("out of memory; try --limit N or --batch-tokens N.")
         except KeyboardInterrupt:
-            print("vestige: interrupted; run the same command again to resume.", file=sys.stderr)
+            print("vestige: interrupted; rerun the same command to resume.", file=sys.stderr)
             return 130
         except Exception as error:  # whatever nothing above expected: a bug, and it must look like one
             print(internal_error(error, words, "--debug" in words), file=sys.stderr)

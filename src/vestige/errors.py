@@ -180,7 +180,7 @@ def out_of_memory(error: BaseException) -> bool:
 def _memory(error: BaseException) -> UserError:
     words = first_line(error)[:160] or type(error).__name__
     return UserError(
-        f"Memory ran out ({words}); close other programs or lower --batch-tokens, then run the same command again: "
+        f"Memory ran out ({words}); close other programs or lower --batch-tokens, then rerun the same command: "
         "what was collected is kept."
     )
 

@@ -126,7 +126,7 @@ class Pool:
                 return
             why = next(iter(self._down.values()))
         urls = ", ".join(server.url for server in self.servers)
-        todo = "Start one and run the same command again: it goes on where it stopped."
+        todo = "Start one and rerun the same command to resume."
         raise UserError(f"No server answers any more ({urls}): {why} {todo}")
 
     def _work(self, server: ModelServer, ask: Callable[[ModelServer, Any], Any]) -> None:

@@ -64,7 +64,7 @@ def _from_environment(metrics: Mapping[str, MetricConfig]) -> dict[str, MetricCo
             if key not in RESERVED and isinstance(value, str) and (variable := unset(value)):
                 raise UserError(
                     f"The setting {name}.{key} of this run is the environment variable {variable}, which is not set; "
-                    "set it and run the same command again."
+                    "set it and rerun the same command."
                 )
     return dict(out)
 

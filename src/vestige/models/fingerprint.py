@@ -182,7 +182,7 @@ def changed_meanwhile(name: str, file: Path | None = None) -> UserError:
     what = f"'{file.name}' of '{name}'" if file else f"'{name}'"
     return UserError(
         f"{what} changed while it was being evaluated, so nothing more was kept of this run; wait until it is written "
-        "(or evaluate a copy), then run the same command again."
+        "(or evaluate a copy), then rerun the same command."
     )
 
 

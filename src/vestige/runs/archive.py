@@ -68,7 +68,7 @@ def finished_files(directory: Path) -> tuple[str, dict[str, Path]]:
         below = runs_below(directory, MANIFEST) or f"it has no {MANIFEST}"
         raise UserError(f"{directory} is not a run: {below}.")
     if manifest.state != "finished":
-        raise UserError(f"{directory} is not finished; run the same command again, then pack it.")
+        raise UserError(f"{directory} is not finished; rerun the same command to resume, then pack it.")
     if not manifest.root:
         raise UserError(
             f"{directory / MANIFEST} has no digests; `vestige score {directory}` writes them, then pack again."

@@ -342,8 +342,8 @@ def _legend(margin: float, resamples: int, tests: Sequence[Difference]) -> str:
     return (
         f"{unit} Holm: over the {len(tests)} differences "
         f"shown.\nMargin {number(margin)} on metrics between 0 and 1 (--margin); on privleak, relative differences and "
-        "losses there is none,\nthey differ or cannot be told apart. Intervals speak of other rows, not of other "
-        "training seeds."
+        "losses there is none,\nthey differ or cannot be told apart. Intervals cover sampling of rows, "
+        "not of training seeds."
     )
 
 

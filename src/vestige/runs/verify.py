@@ -60,7 +60,7 @@ def verify(path: Path, again: bool = True) -> Verdict:
     if known is None and (manifest is None or manifest.state == "open"):
         return _folder(path, again)
     if manifest is not None and manifest.unfinished:
-        verdict.findings.append(f"{path} is not finished: run the same command again, and it goes on.")
+        verdict.findings.append(f"{path} is not finished: rerun the same command to resume.")
         return verdict
     if manifest is None or not manifest.root:
         verdict.notes.append(f"{path}: {NO_DIGESTS}")

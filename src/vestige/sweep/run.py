@@ -230,7 +230,7 @@ def show(summary: Mapping[str, Any]) -> str:
             parts.append(f"{attempts}: {task['error']} (log: {task['log']})")
     missing = sum(task["status"] == "missing" for task in summary["tasks"])
     if missing:
-        parts.append(f"{missing} tasks have not run yet; run the same command again for them.")
+        parts.append(f"{missing} tasks have not run yet; rerun the same command for them.")
     return "\n\n".join(parts)
 
 

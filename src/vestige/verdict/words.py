@@ -190,5 +190,5 @@ def limits(facts: AuditFacts, rule: VerdictRule) -> list[str]:
     elif facts.has_retain:
         out.append(f"{facts.retain_runs} retain models were given; the spread between them is part of the margin.")
     drawn = "clusters of rows" if facts.clustered else "rows"
-    out.append(f"Intervals speak of other {drawn}, not of other training seeds.")
+    out.append(f"Intervals cover sampling of {drawn}, not of training seeds.")
     return [*out, *facts.notes]

@@ -149,7 +149,11 @@ def _other_model(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if before["fingerprint"] != now["fingerprint"]:
         return f"of another model ({before['name']}, with other weights or settings than {now['name']})"
     held = [str(before[key]) for key in ("dtype", "attention", "device", "quantization") if before.get(key)]
-    return f"of this model in another precision, on another device or by other libraries ({', '.join(held)})"
+    how = ", ".join(held)
+    return (
+        f"of this model held differently ({how}): in another precision, on another device, by other libraries, or with "
+        "hooks or code of its own"
+    )
 
 
 def _definition(body: Mapping[str, Any]) -> dict[str, Any]:

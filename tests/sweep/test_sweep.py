@@ -305,7 +305,7 @@ def hub_graph(place: Path, *names: str, **more: Any) -> list[Task]:
 
 
 def fetched(prefetcher: Prefetcher, states: dict[str, TaskState], rounds: int = 20) -> list[str]:
-    """What is said of downloads once there is nothing more to fetch."""
+    """The message about downloads once there is nothing more to fetch."""
     lines = []
     for _ in range(rounds):
         lines += prefetcher.look(states)

@@ -1,4 +1,4 @@
-"""Using a model in memory without a trace: training goes on as if nobody had evaluated it.
+"""Using a model in memory without a trace: training continues as if no evaluation had happened.
 
 preserve_state    random state and the model's own state, restored when the block ends
 attached_for_now  an adapter on a model in memory, for the length of a block

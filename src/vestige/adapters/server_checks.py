@@ -118,6 +118,6 @@ def check_text(server: ModelServer, ask: TextAsk, answer: TextAnswer, usage: Usa
     elif finish == "stop" and ids[-1] not in ask.eos and not ask.decoding.stopwords:
         problem = "a text stops although no end token came (truncated)"
     elif any(i in ask.eos for i in ids[:-1]):
-        problem = "a text goes on behind its end token"
+        problem = "a text continues after its end token"
     if problem:
         raise server.refuse(problem)

@@ -401,7 +401,7 @@ def _verdict(work: AuditWork) -> list[str]:
 
 
 def _not_tested(work: AuditWork, plan: AuditPlan) -> list[str]:
-    """What was left out and why. The same command, with more minutes, goes on from here."""
+    """What was left out and why. Rerun the same command with more minutes to resume here."""
     lines = [f"- {name}: {why}." for name, why in plan.left_out.items()]
     if work.audit.holdout is None:
         lines.append("- membership: it needs holdout rows (--holdout FILE).")
@@ -411,5 +411,5 @@ def _not_tested(work: AuditWork, plan: AuditPlan) -> list[str]:
     if plan.limit is not None:
         lines.append(f"- rows beyond the first {plan.limit} of each file (there are up to {plan.rows}).")
     if plan.limit is not None or any("--minutes" in why for why in plan.left_out.values()):
-        lines.append("The same command with more --minutes goes on from here.")
+        lines.append("Rerun the same command with more --minutes to resume here.")
     return ["", "Not tested:", *lines]

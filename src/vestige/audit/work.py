@@ -106,7 +106,7 @@ class AuditWork:
         self.left_out: dict[str, str] = {}  # test -> why; the plan's, which grows while steps are tried
         before = self._read_record()
         self.known = before.steps if before else {}
-        # The same command goes on with the same rows. A test left out changes nothing for the others.
+        # The same command resumes with the same rows. A test left out changes nothing for the others.
         asked = asdict(audit)
         del asked["skip"]
         self.asked = json.loads(json.dumps(asked, default=str))

@@ -40,7 +40,7 @@ class DepthAsk:
     trust_remote_code: bool = False
     batch_size: int = 8
     limit: int | None = None
-    cluster: str = AUTO  # the column whose rows hang together
+    cluster: str = AUTO  # the column that groups related rows
     tokenization: str = "separate"
     patch_scope: str = "span"
     em_scope: str = "entity"

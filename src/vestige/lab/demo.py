@@ -61,7 +61,7 @@ CURVES = ("probability", "rouge")
 COLUMNS = 5  # steps shown in the table
 
 
-# ---- what is said between the numbers -------------------------------------------------------------------------------
+# ---- explanations between the numbers -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

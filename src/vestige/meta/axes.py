@@ -466,7 +466,7 @@ def from_results(data: Mapping[str, Any], where: str, floor: float = FLOOR) -> M
         )
         rows.append(row)
         for axis, value in row.published.values().items():
-            # Axes are computed again from the parts; a file whose axes do not follow from them is said to be so.
+            # Axes are computed again from the parts; a note names a file whose axes do not follow from them.
             old = as_number(r.get(axis), f"{axis} of {name} in {where}")
             if old is not None and value is not None and abs(old - value) > 1e-9:
                 notes.append(f"{axis} of {name} is {old:.6g} in the file, {value:.6g} from its parts")

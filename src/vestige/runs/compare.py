@@ -7,7 +7,7 @@ Why two runs disagree: what differs between them, which numbers and rows moved, 
 
 `vestige diff RUN_A RUN_B` compares each part of a run (model, tokenizer, template, data, mask, precision, libraries,
 definitions) by what the manifests say, then every metric both runs have, row by row. A part may differ without being
-able to move a number, such as the name of a folder with the same weights; that is said, and not blamed.
+able to move a number, such as the name of a folder with the same weights; such a difference is shown as harmless.
 
 `vestige compare RUN published`: a run next to figures that were printed elsewhere.
 """
@@ -110,7 +110,7 @@ def compare(
 ) -> Comparison:
     """Values side by side, and each run against the first. `metrics`: names with commas between them, or "all".
 
-    `cluster`: the column whose rows hang together, from the runs' data files; None: what the runs themselves say.
+    `cluster`: the column that groups related rows, from the runs' data files; None: as the runs recorded it.
     """
     if len(paths) < 2:
         raise UserError("Comparing takes at least two runs: vestige compare RUN_A RUN_B.")
@@ -338,7 +338,7 @@ def _legend(margin: float, resamples: int, tests: Sequence[Difference]) -> str:
         return "No differences could be tested."
     unit = f"Rows were drawn again {resamples:,} times, the same rows for both runs."
     if fewest := min((d.clusters for d in tests if d.clusters is not None), default=None):
-        unit = f"Rows hang together: the unit is the cluster (at least {fewest}), the same clusters for both runs."
+        unit = f"Rows are related: the unit is the cluster (at least {fewest}), the same clusters for both runs."
     return (
         f"{unit} Holm: over the {len(tests)} differences "
         f"shown.\nMargin {number(margin)} on metrics between 0 and 1 (--margin); on privleak, relative differences and "

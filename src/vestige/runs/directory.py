@@ -243,7 +243,7 @@ class RunDirectory:
     def workspace(self, key: str) -> Iterator[Path]:
         """A folder for work that a killed process leaves for the next one; removed when the work is done.
 
-        Work with the same `key` goes on in it, unfinished work with another key is discarded.
+        Work with the same `key` resumes in it; unfinished work with another key is discarded.
         """
         place = self.directory / WORK / f"unfinished-{key}"
         for other in sorted((self.directory / WORK).glob("unfinished-*")):
@@ -374,7 +374,9 @@ def owner_of(path: Path) -> RunDirectory | None:
             run.read()
             if run.present:  # otherwise the folder only holds files that a user named
                 run.kind = str(run.facts["kind"])
-                run.lock = FileLock(place / LOCK) if run.shared else None  # else whoever opened the run holds it
+                run.lock = (
+                    FileLock(place / LOCK) if run.shared else None
+                )  # else the process that opened the run holds it
                 return run
     return None
 

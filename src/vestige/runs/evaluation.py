@@ -60,7 +60,7 @@ def rescore(
 ) -> Outcome:
     """Scores a run again. Another dialect is possible as long as it reads the same evidence.
 
-    `cluster`: the column whose rows hang together, from the data files; intervals of the run are made with it from
+    `cluster`: the column that groups related rows, from the data files; intervals of the run are made with it from
     then on.
     """
     manifest = read_manifest(directory)
@@ -197,7 +197,7 @@ class _FinishedFiles:
         self.directory = directory
         manifest = read_run(directory)
         if manifest is not None and manifest.unfinished:
-            raise UserError(f"{directory} is not finished; run the command that made it again, it goes on from there.")
+            raise UserError(f"{directory} is not finished; rerun the command that made it to resume.")
         self.digests = {} if manifest is None else manifest.sha256
 
     def read(self, file: Path, form: Any) -> Any:
@@ -265,13 +265,13 @@ def account_of(path: Path) -> RunAccount:
 
 
 def model_name(manifest: Mapping[str, Any]) -> str:
-    """A hub id as it is; of a directory its last part: where it is on this machine is nobody's business."""
+    """A hub id as it is; of a directory its last part: where it is on this machine is left out."""
     said = str((manifest.get("model") or {}).get("name", ""))
     return Path(said).name if Path(said).is_absolute() or said.count("/") > 1 else said
 
 
 def facts_of(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What a reader of the numbers must know: whose definitions, which weights and rows, which versions."""
+    """What a reader of the numbers must know: definitions, weights, rows and versions."""
     model, config = manifest.get("model") or {}, manifest.get("config") or {}
     facts = {
         "dialect": (manifest.get("dialect") or {}).get("name"),

@@ -174,7 +174,7 @@ def is_run(directory: Path) -> bool:
     try:
         found = read_run(directory, strict=False)
     except DamagedError:
-        return True  # whoever asks about the run is told
+        return True  # the question about the run itself names the problem
     return found is not None and found.state != ""
 
 

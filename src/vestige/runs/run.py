@@ -99,7 +99,7 @@ class Rescoring:
     dialect: str | None = None
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     retain_logs: str | None = None
-    cluster: str | None = None  # the column whose rows hang together
+    cluster: str | None = None  # the column that groups related rows
     accept_mixture: bool = False  # of the run and its retain logs
 
     def refuse(self, kind: str) -> None:

@@ -195,7 +195,7 @@ def _legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
 
 # ---- one answer while it is denoised ---------------------------------------------------------------------------------
 
-TITLE_WIDTH = 60  # characters of a title before it goes on in a new line
+TITLE_WIDTH = 60  # characters of a title before a line break
 MOST_TOKENS = 72  # more positions than this and only some are written on the axis
 
 

@@ -367,7 +367,7 @@ class MethodTrainer(Trainer):
 
 
 class StepCounter(TrainerCallback):
-    """Reports steps to whoever counts them, and tells the rows which epoch it is."""
+    """Reports steps to a callback, and tells the rows which epoch it is."""
 
     def __init__(self, pairs: Pairs, on_step: OnTrainerStep | None = None) -> None:
         self._pairs, self._on_step = pairs, on_step

@@ -90,7 +90,7 @@ class Callback(TrainerGuest):
     `retain_logs` is the run of the model that never knew. `best` is "closest", weights of metrics, or a function of a
     `RunMoment`; `load_best=True` (or `metric_for_best_model="vestige/score"` in the trainer's arguments) ends with the
     weights of that checkpoint, `patience` stops early. Run directories go to `out` (default: OUTPUT_DIR/vestige) and
-    are kept by `keep`: "all", "best", "none" or a number. A failed look is logged, and training goes on
+    are kept by `keep`: "all", "best", "none" or a number. A failed look is logged, and training continues
     (`on_error="raise"` ends it). `rows` of each metric are logged as a table where the logger has tables.
     """
 

@@ -38,7 +38,7 @@ export function saveButtons(name, sheet) {
   return [button("CSV", `Download ${name} as CSV`, asCsv), button("JSON", `Download ${name} as JSON`, asJson)];
 }
 
-/** The tools below a table: what is said of its rows, and the buttons that save it. */
+/** The tools below a table: a note on its rows, and the buttons that save it. */
 export const saving = (name, sheet, ...before) => el("div.table-tools", ...before, ...saveButtons(name, sheet));
 
 export const button = (text, label, onclick) =>

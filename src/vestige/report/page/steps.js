@@ -21,7 +21,7 @@ const seriesNames = (runs, first) => {
 
 const reachWords = (reach, j) => (isNumber(reach?.lo?.[j]) ? `${fmt(reach.lo[j])} to ${fmt(reach.hi[j])}` : "");
 
-/** A run's values along the steps with their band. `tell(j)`: what else is said of a step. */
+/** A run's values along the steps with their band. `tell(j)`: further text about a step. */
 function withBand(run, key, name, colour, tell) {
   const [y, reach] = [own(run.series, key), own(run.bands, key)];
   const text = run.steps.map((s, j) => lines(name, `step ${s}: ${fmt(y[j])}`, reachWords(reach, j), tell(j)));

@@ -43,7 +43,7 @@ def test_one_spelling_for_one_and_for_many() -> None:
 def test_every_parameter_of_a_verb_is_an_option(verb: str) -> None:
     """A parameter whose annotation is no option would be a flag that nobody can give."""
     one = VERBS[verb]
-    inner = {"progress", "command", "options", "request"}
+    inner = {"progress", "command", "options", "request", "page"}
     parameters = set(inspect.signature(one.run).parameters) - inner
     assert parameters <= set(parameters_of(one))
     assert all(action.help for action in PARSERS[verb].arguments)

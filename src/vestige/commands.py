@@ -819,10 +819,23 @@ def diff(run_a: FirstRun, run_b: SecondRun, *, metrics: Metrics = None, rows: Ro
 ROWS = 400
 
 
+def _page(
+    *,
+    full: Fulls = (),
+    retain_model: RetainModels = (),
+    rows: RowsShown = ROWS,
+    title: Title = None,
+    accept_mixture: AcceptMixture = False,
+    plugin: Plugin = (),
+) -> None:
+    """The options that report, table, plot and view share."""
+
+
 @verb(
     "report",
     "compare and prove",
     "one page from any mixture of runs: did it forget?",
+    like=_page,
     late="runs",
     epilog="example: vestige report saves/eval saves/depth -o report",
 )
@@ -830,41 +843,41 @@ def report(
     runs: SourceWords,
     *,
     out: OutDir = "saves/report",
-    full: Fulls = (),
-    retain_model: RetainModels = (),
-    rows: RowsShown = ROWS,
-    title: Title = None,
-    accept_mixture: AcceptMixture = False,
     shorten_paths: ShortenPaths = False,
     skip_broken: SkipBroken = False,
-    plugin: Plugin = (),
     progress: bool = True,
+    **page: Any,
 ) -> int:
-    options = locals()
     from vestige.report.build import summary, write_report
 
     place = Path(out)
-    written = write_report(_report_request(options, place))
+    written = write_report(_report_request(runs, page, place, shorten_paths, progress))
     print(summary(written, place))
     return _left_out_status(written, skip_broken)
 
 
-def _report_request(options: Mapping[str, Any], out: Path) -> ReportRequest:
+def _report_request(
+    runs: Sequence[str],
+    page: Mapping[str, Any],
+    out: Path = Path(),
+    shorten_paths: bool = False,
+    progress: bool = False,
+) -> ReportRequest:
     from vestige.report.build import TITLE, ReportRequest
 
-    if options["rows"] < 1:
-        raise UserError(f"--rows is {options['rows']}; keep at least 1 row of a split.")
-    load_plugin_files(options["plugin"])
+    if page["rows"] < 1:
+        raise UserError(f"--rows is {page['rows']}; keep at least 1 row of a split.")
+    load_plugin_files(page["plugin"])
     return ReportRequest(
-        runs=[Path(run) for run in options["runs"]],
+        runs=[Path(run) for run in runs],
         out=out,
-        title=options["title"] or TITLE,
-        full=options["full"],
-        retain=options["retain_model"],
-        rows=options["rows"],
-        accept_mixture=options["accept_mixture"],
-        shorten_paths=options.get("shorten_paths", False),
-        progress=options["progress"],
+        title=page["title"] or TITLE,
+        full=page["full"],
+        retain=page["retain_model"],
+        rows=page["rows"],
+        accept_mixture=page["accept_mixture"],
+        shorten_paths=shorten_paths,
+        progress=progress,
     )
 
 
@@ -877,17 +890,16 @@ def _left_out_status(report: Mapping[str, Any], skip_broken: bool) -> int:
     return 1
 
 
-def _read_or_build_report(options: Mapping[str, Any]) -> dict[str, Any]:
+def _read_or_build_report(runs: Sequence[str], page: Mapping[str, Any], progress: bool) -> dict[str, Any]:
     """The data of a report that exists, or of one made from runs; then nothing is written."""
     from vestige.report.build import build_report, read_report
 
-    runs = options["runs"]
     existing = read_report(Path(runs[0]))
     if existing is not None:
         if len(runs) > 1:
             raise UserError(f"{runs[0]} is a report; give it alone, or give runs.")
         return {**existing, "left_out": []}  # what it lacks was printed when it was made
-    built: dict[str, Any] = build_report(_report_request(options, Path()))
+    built: dict[str, Any] = build_report(_report_request(runs, page, progress=progress))
     for problem in built["problems"]:  # tables go to standard output, so that is not the place
         if problem["text"] in built.get("left_out", ()):
             print(f"problem: {problem['text']} ({problem.get('where', '')})", file=sys.stderr)
@@ -898,6 +910,7 @@ def _read_or_build_report(options: Mapping[str, Any]) -> dict[str, Any]:
     "table",
     "compare and prove",
     "a table of models or metrics: Markdown, LaTeX, CSV",
+    like=_page,
     late="runs",
     notes={"out": "default: the terminal"},
 )
@@ -914,16 +927,10 @@ def table(
     intervals: Intervals = False,
     best: Best = False,
     marks: Marks = False,
-    full: Fulls = (),
-    retain_model: RetainModels = (),
-    rows: RowsShown = ROWS,
-    title: Title = None,
-    accept_mixture: AcceptMixture = False,
     skip_broken: SkipBroken = False,
-    plugin: Plugin = (),
     progress: bool = True,
+    **page: Any,
 ) -> int:
-    options = locals()
     from vestige.report.tables import meta_table, models_table
     from vestige.show.tables import FORMATS, TableLook, paper_table
 
@@ -933,7 +940,7 @@ def table(
         raise unknown_name("table", of, ("models", "meta"))
     if digits is not None and not 0 <= digits <= 17:
         raise UserError(f"--digits is {digits}; give a number from 0 to 17.")
-    data = _read_or_build_report(options)
+    data = _read_or_build_report(runs, page, progress)
     names = name_list(columns)
     made = meta_table(data, names) if of == "meta" else models_table(data, names, sort)
     if latex:
@@ -953,6 +960,7 @@ def table(
     "plot",
     "compare and prove",
     "a picture for a paper, from the same data as the page",
+    like=_page,
     late="runs",
     required=("out",),
     notes={"out": "ends in .png, .svg or .pdf"},
@@ -967,16 +975,10 @@ def plot(
     width: Width = None,
     x: PlotX = None,
     y: PlotY = None,
-    full: Fulls = (),
-    retain_model: RetainModels = (),
-    rows: RowsShown = ROWS,
-    title: Title = None,
-    accept_mixture: AcceptMixture = False,
     skip_broken: SkipBroken = False,
-    plugin: Plugin = (),
     progress: bool = True,
+    **page: Any,
 ) -> int:
-    options = locals()
     from vestige.report.figures import FIGURES, Choice, draw, width_in_inches
 
     *sources, what = runs
@@ -985,7 +987,7 @@ def plot(
     if metrics and ("," in metrics or metrics == "all"):
         raise UserError(f"A picture shows one metric; --metrics is {metrics}.")
     choice, inches = Choice(name, metrics, attack, x, y), width_in_inches(width)
-    data = _read_or_build_report({**options, "runs": sources})
+    data = _read_or_build_report(sources, page, progress)
     print(f"files: {draw(data, what, choice, Path(str(out)), inches)}")
     return _left_out_status(data, skip_broken)
 
@@ -994,6 +996,7 @@ def plot(
     "view",
     "compare and prove",
     "serve a report here, rebuilt when its runs change",
+    like=_page,
     late="runs",
     notes={"every": "3"},
 )
@@ -1002,21 +1005,15 @@ def view(
     *,
     port: Port = 0,
     every: Every = 3.0,
-    full: Fulls = (),
-    retain_model: RetainModels = (),
-    rows: RowsShown = ROWS,
-    title: Title = None,
-    accept_mixture: AcceptMixture = False,
-    plugin: Plugin = (),
     progress: bool = True,
+    **page: Any,
 ) -> int:
-    options = locals()
     from vestige.report.build import read_report, request_again
     from vestige.report.view import Viewer
 
     first = Path(runs[0])
     existing = read_report(first)
-    request = _report_request(options, Path()) if existing is None else request_again(existing, first)
+    request = _report_request(runs, page, progress=progress) if existing is None else request_again(existing, first)
     if every <= 0:
         raise UserError(f"--every is {every:g}; give a number of seconds above 0.")
     if not 0 <= port < 65536:

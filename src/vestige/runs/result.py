@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from vestige.engine.evaluate import Outcome
 from vestige.errors import UserError, how_to_install, unknown_name
-from vestige.in_memory import Place, read_files, write_files
+from vestige.in_memory import Place, write_files
 from vestige.numeric import number
 from vestige.runs.directory import temporary
 from vestige.types import Score
@@ -300,8 +300,3 @@ def _html_row(line: ResultLine) -> str:
     cells = [(line["metric"], "left"), (number(line["value"]), "right"), (span, "right"), (count, "right")]
     cells.append((line["reason"] or line["reading"], "left"))
     return "<tr>" + "".join(f'<td style="text-align:{side}">{escape(words)}</td>' for words, side in cells) + "</tr>"
-
-
-def result_of(outcome: Outcome, kept_in: Path | None) -> Result:
-    """A result whose files are about to go takes them along."""
-    return Result(outcome, None if kept_in is None else read_files(kept_in))
